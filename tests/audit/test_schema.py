@@ -7,7 +7,10 @@ import numpy as np
 import pytest
 
 from coalmine import Audit, Claim, Poisson, RandomAllocation, RunDirectory
+from coalmine.audit.coverage import AuditedItem
+from coalmine.audit.result import AuditResult
 from coalmine.estimators.sampling import FixedSize, Shuffled, sampling_to_dict
+from coalmine.report.summary import coverage_lines
 
 sys.path.insert(0, str(Path(__file__).parent))
 from training import train
@@ -24,6 +27,27 @@ def test_results_match_the_published_schema(tmp_path, claim):
     jsonschema.Draft202012Validator(SCHEMA).validate(found)
     assert found["analytical_epsilon"] == "inf"
     assert len(found["adversaries"]["known-round"]["groups"]) == 2
+
+
+def test_an_item_that_failed_prevents_a_pass_and_leaves_a_violation(tmp_path):
+    failed = [AuditedItem("clipping", "failed", "nothing was clipped")]
+    honest, refuted = train(dim=2_000, canaries=400), train(dim=2_000, canaries=400, noise_multiplier=0.2)
+    assert honest.result(claim=4.9).verdict.outcome == "PASS"
+    result = honest.result(claim=4.9, audited=failed)
+    assert (result.verdict.outcome, result.verdict.code, result.verdict.item) == (
+        "UNDERPOWERED",
+        "pipeline",
+        "clipping",
+    )
+    assert result.verdict.reason.endswith("(clipping): nothing was clipped")
+    assert "failed: clipping (nothing was clipped)" in coverage_lines(result)
+    run = RunDirectory(tmp_path)
+    run.write_result(result)
+    jsonschema.Draft202012Validator(SCHEMA).validate(run.read_result())
+    assert AuditResult.from_dict(run.read_result()).verdict == result.verdict
+    assert refuted.result(claim=4.9, audited=failed).verdict.outcome == "VIOLATION"
+    with pytest.raises(ValueError, match="status must be one of checked, failed, not checked, cannot be checked"):
+        AuditedItem("clipping", "broken", "")
 
 
 @pytest.mark.parametrize(

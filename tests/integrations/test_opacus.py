@@ -756,3 +756,21 @@ def test_arguments_of_the_wrong_type_are_rejected():
         unaudited(5)
     with pytest.raises(TypeError, match="through_clip must be True, False or None, got 'x'"):
         audited(optimizer, model, data_loader=loader, through_clip="x", seed=b"tests only", delta=1e-5)
+
+
+def test_an_item_that_failed_cannot_be_edited_out_of_the_result(tmp_path):
+    model, optimizer, loss, loader, _ = make(examples=400, batch=40)
+    audited(optimizer, model, data_loader=loader, canaries=50, seed=b"tests only", delta=1e-5, directory=tmp_path)
+    for number, (data, labels) in enumerate(loader):
+        if number % 3 != 1:
+            optimizer.zero_grad()
+            loss(model(data), labels).backward()
+            optimizer.step()
+    assert statuses(optimizer.audit.finish())["sampler"] == "failed"
+    optimizer.audit.close()
+    checks = {check.name: check.held for check in verify_run(tmp_path, b"tests only")}
+    assert (checks["trainer"], checks["result"]) == (None, True)
+    result = json.loads((tmp_path / "result.json").read_text())
+    result["audited"]["sampler"] |= {"status": "checked", "source": "audit"}
+    (tmp_path / "result.json").write_text(json.dumps(result))
+    assert {check.name: check.held for check in verify_run(tmp_path, b"tests only")}["trainer"] is False

@@ -420,10 +420,6 @@ def _trainer(known: _Evidence) -> Check:
     if known.statement.config_sha256 is not None and known.config_sha256 != known.statement.config_sha256:
         return Check("trainer", False, "config.toml is not the one that was committed to before round 1")
     stored, noted = known.stored, known.log.outcome
-    if known.statement.config_sha256 is None and known.config_sha256 is not None:
-        return Check(
-            "trainer", None, "config.toml was not committed to before round 1: anyone could have written it since"
-        )
     facts, entries = dict(known.statement.facts), logged_entries(stored, stored)
     items = facts.pop(PIPELINE_ITEMS, None)
     early = [name for name, value in facts.items() if not alike(entries.get(name), value)]
@@ -440,6 +436,10 @@ def _trainer(known: _Evidence) -> Check:
     changed = [name for name, value in noted.items() if name not in entries or not alike(entries[name], value)]
     if changed:
         return Check("trainer", False, f"result.json differs in {', '.join(changed)} from what the log ended with")
+    if known.statement.config_sha256 is None and known.config_sha256 is not None:
+        return Check(
+            "trainer", None, "config.toml was not committed to before round 1: anyone could have written it since"
+        )
     privacy = (known.config or {}).get("privacy")
     if isinstance(privacy, dict) and "noise_multiplier" in privacy:
         noise, configured = stored.get("noise_multiplier"), privacy["noise_multiplier"]

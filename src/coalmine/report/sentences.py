@@ -69,7 +69,7 @@ GLOSSARY = {
     "noise left": "At most this share of the stated noise protects a client; computed where a gauge shows that noise is "
     "missing.",
     "checked": "The audit looked at this, and the verdict rests on it. Not checked: it could have been, and the last column "
-    "says how. Cannot be checked: this audit has no way to see it.",
+    "says how. Cannot be checked: this audit has no way to see it. Failed: the pipeline saw that it is not as claimed.",
     "commitment": "A fingerprint of the secret seed, published before round 1. It lets others check afterwards that the "
     "canaries were not chosen to get a good result.",
     "PASS": "Nothing contradicts the claim, no gauge is outside its limits, and this audit would have detected twice the "
