@@ -231,15 +231,17 @@ def _stretch(case: Case, audit: Audit | None, device: torch.device, steps: int) 
         audited(case.optimizer, audit=audit, sampling_probability=RATE)
     gc.collect()
     gc.disable()
-    _wait(device)
-    start = time.perf_counter()
-    for _ in range(steps):
-        case.step()
-    if audit is not None:
-        audit.flush()
-    _wait(device)
-    found = 1e3 * (time.perf_counter() - start) / steps
-    gc.enable()
+    try:
+        _wait(device)
+        start = time.perf_counter()
+        for _ in range(steps):
+            case.step()
+        if audit is not None:
+            audit.flush()
+        _wait(device)
+        found = 1e3 * (time.perf_counter() - start) / steps
+    finally:
+        gc.enable()
     unaudited(case.optimizer)
     return found
 

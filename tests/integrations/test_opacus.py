@@ -203,7 +203,88 @@ def test_batches_without_an_audited_step_are_no_pass():
     left_out = result(skip=True)
     assert (left_out.verdict.outcome, left_out.verdict.code) == ("UNDERPOWERED", "pipeline")
     assert statuses(left_out)["sampler"] == "failed"
+    assert "differs from it (sampler)" in left_out.verdict.reason
     assert "took no audited step for them" in left_out.verdict.reason
+
+
+@pytest.mark.parametrize("leave", ["break", "zip"])
+def test_a_loop_that_leaves_each_epoch_early_can_pass(leave):
+    """It fetches one batch too many in each epoch, and takes no step for it."""
+    model, optimizer, loss, loader, _ = make(examples=400, batch=40)
+    audited(optimizer, model, data_loader=loader, canaries=200, seed=b"tests only", delta=1e-5)
+    for _ in range(4):
+        batches = zip(loader, range(8), strict=False) if leave == "zip" else ((batch, 0) for batch in loader)
+        for number, ((data, labels), _) in enumerate(batches):
+            if leave == "break" and number >= 8:
+                break
+            optimizer.zero_grad()
+            loss(model(data), labels).backward()
+            optimizer.step()
+        del batches
+    result = optimizer.audit.finish()
+    assert statuses(result)["sampler"] == "checked"
+    assert result.verdict.outcome == "PASS"
+
+
+def test_a_restart_remembers_what_failed_before_it(tmp_path):
+    settings = {"canaries": 50, "seed": b"tests only", "delta": 1e-5, "directory": tmp_path}
+    model, optimizer, loss, loader, engine = make(examples=400, batch=40)
+    audited(optimizer, model, data_loader=loader, **settings)
+    for number, (data, labels) in enumerate(loader):
+        if number != 1:
+            optimizer.zero_grad()
+            loss(model(data), labels).backward()
+            optimizer.step()
+    optimizer.audit.close()
+    model, optimizer, loss, loader, later = make(examples=400, batch=40, seed=1)
+    later.accountant.history = list(engine.accountant.history)
+    audited(optimizer, model, data_loader=loader, **settings)
+    run_epoch(model, optimizer, loss, loader, optimizer.audit, steps=12)
+    assert statuses(optimizer.audit.finish())["sampler"] == "failed"
+
+
+def test_a_restart_without_another_step_keeps_what_the_log_shows(tmp_path):
+    settings = {"canaries": 50, "seed": b"tests only", "delta": 1e-5, "directory": tmp_path}
+    for restarted in (False, True):
+        model, optimizer, loss, loader, _ = make(examples=400, batch=40)
+        audited(optimizer, model, data_loader=loader, **settings)
+        if not restarted:
+            run_epoch(model, optimizer, loss, loader, optimizer.audit, steps=8)
+            optimizer.audit.close()
+    with pytest.warns(UserWarning, match="the accountant counted 0 steps, and the audit observed 8"):
+        result = optimizer.audit.finish(claim=30.0)
+    found = {item.name: (item.status, item.detail) for item in result.audited}
+    assert found["clipping"] == ("not checked", "no step since the restart")
+    assert found["others"][0] == found["tensors"][0] == "checked"
+    assert result.verdict is not None
+    assert not any("observed no step" in note for note in result.notes)
+
+
+def test_adaptive_ghost_clipping_clips():
+    """Its loss computes the coefficients itself, from the norms."""
+    from opacus.utils.adaptive_clipping.adaptive_clipping_utils import PrivacyEngineAdaptiveClipping
+
+    torch.manual_seed(0)
+    data = TensorDataset(torch.randn(400, 50), torch.randint(0, 10, (400,)))
+    model = nn.Sequential(nn.Linear(50, 100), nn.ReLU(), nn.Linear(100, 10))
+    model, optimizer, loss, loader = PrivacyEngineAdaptiveClipping().make_private(
+        module=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        data_loader=DataLoader(data, batch_size=40),
+        criterion=nn.CrossEntropyLoss(),
+        noise_multiplier=1.0,
+        max_grad_norm=1.0,
+        grad_sample_mode="ghost",
+        target_unclipped_quantile=0.5,
+        min_clipbound=0.1,
+        max_clipbound=10.0,
+        clipbound_learning_rate=0.2,
+        max_clipbound_learning_rate=0.2,
+        unclipped_num_std=5.0,
+    )
+    audited(optimizer, model, data_loader=loader, canaries=50, seed=b"tests only", delta=1e-5)
+    run_epoch(model, optimizer, loss, loader, optimizer.audit, steps=6)
+    assert statuses(optimizer.audit.finish())["clipping"] == "not checked"
 
 
 def test_parameters_that_are_unfrozen_later_are_named():

@@ -1,5 +1,6 @@
 import re
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -97,7 +98,7 @@ def test_a_trainer_resumes_in_the_middle_of_an_epoch_with_the_audits_directory(m
 
 
 @pytest.mark.parametrize("mode", ["hooks", "ghost"])
-def test_a_trainer_evaluates_between_epochs(mode, tmp_path):
+def test_a_trainer_evaluates_during_training(mode, tmp_path):
     case, callback = make(mode=mode), audited(**SETTINGS)
     evaluating = {"eval_dataset": case.rows, "eval_strategy": "steps", "eval_steps": 4}
     trainer = trainer_of(case, callback, tmp_path, steps=8, **evaluating)
@@ -120,11 +121,44 @@ def test_ghost_clipping_without_its_loss_is_refused(tmp_path):
         audited(**SETTINGS, data_loader=case.loader)
 
 
+@pytest.mark.parametrize("wrapped", [True, False])
+def test_a_criterion_around_the_loss_of_ghost_clipping_is_accepted_and_a_plain_one_is_not(wrapped, tmp_path):
+    case = make(mode="ghost")
+    private = case.loss
+    case.loss = (lambda logits, labels: private(logits, labels)) if wrapped else next_token_loss
+    callback = audited(**SETTINGS)
+    trainer = trainer_of(case, callback, tmp_path, steps=3)
+    with nullcontext() if wrapped else pytest.raises(ValueError, match="ghost clipping takes place in the loss"):
+        trainer.train()
+    assert callback.audit.last_round == (3 if wrapped else 0)
+
+
+def test_two_runs_of_a_trainer_have_different_noise_and_batches(tmp_path):
+    """Although a Trainer seeds torch's global generator with 42."""
+
+    def first_round():
+        case, callback = make(), audited(**SETTINGS)
+        case.optimizer.generator = case.loader.batch_sampler.generator = None
+        trainer_of(case, callback, tmp_path, steps=4).train()
+        assert not any("small number" in note for note in callback.finish().notes)
+        return scores(callback.audit)
+
+    (present, one), (other_present, other) = first_round(), first_round()
+    assert present != other_present
+    assert np.abs(one - other).max() > 1e-3
+
+
+def test_a_small_seed_of_the_noise_is_noted():
+    case = make()
+    case.optimizer.generator = torch.Generator().manual_seed(42)
+    assert any("seeded with a small number" in note for note in plain_loop(case, steps=2, **SETTINGS).finish().notes)
+
+
 def test_a_loop_that_does_not_clip_has_no_pass():
     """Ghost clipping with the loss that the user had before make_private."""
     case = make(rows=200, batch=50, mode="ghost")
     case.loss = next_token_loss
-    with pytest.warns(RuntimeWarning, match="so gradients were not clipped: ghost clipping needs the loss"):
+    with pytest.warns(RuntimeWarning, match="so nothing was clipped: ghost clipping needs the loss"):
         result = plain_loop(case, steps=6, **SETTINGS).finish()
     assert {item.name: item.status for item in result.audited}["clipping"] == "failed"
     assert result.verdict.outcome != "PASS"

@@ -36,7 +36,7 @@ NAMED = 12  # most tensors that a sentence names
 class AuditedItem:
     """One item of the list: its name from `ITEMS`, its status, and the reason in one sentence.
 
-    A pipeline states "failed" if it saw itself that the item is not as claimed: then there is no PASS. `source` is where the
+    An integration states "failed" if it saw that the item is not as claimed: then there is no PASS. `source` is where the
     statement comes from: the audit itself, or its pipeline.
     """
 

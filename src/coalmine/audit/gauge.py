@@ -13,7 +13,7 @@ from coalmine.argument_checks import Floats
 LEVEL = 1e-4  # probability that one gauge fails in a correct run
 LAYER = "layer "  # prefix of the names of gauges of single tensors
 MOVED, GRADIENT, SIGNAL = "layers moved", "layers with a gradient", "signal by layer"  # gauges of the training itself
-TRAINED = "layers trained"  # only in a run that has none
+TRAINED = "layers trained"  # present only if no layer was trained
 TRAINING = (MOVED, GRADIENT, SIGNAL, TRAINED)
 MEANINGS = {
     "noise": "length off the canaries over that of the stated noise",

@@ -183,7 +183,7 @@ def _untrained(v: "Verdict") -> str:
 
 
 def _failed(v: "Verdict") -> str:
-    return f"nothing refutes the claim, but the pipeline is not what was claimed ({v.item}): {v.detail}"
+    return f"nothing refutes the claim, but the pipeline differs from it ({v.item}): {v.detail}"
 
 
 def _others(v: "Verdict") -> str:

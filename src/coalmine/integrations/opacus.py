@@ -13,6 +13,7 @@ are subtracted from the gradient, and the audit observes minus the noised gradie
 import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
+from dataclasses import astuple, dataclass, fields
 from typing import Any, NamedTuple, TypeVar, Unpack, cast
 from warnings import warn
 
@@ -64,6 +65,7 @@ __all__ = ["audited", "named_layers", "trained_parameters", "unaudited"]
 MOST_THROUGH_CLIP = 1 << 24
 USUAL_CANARIES = 1_000  # default number, if the data set has as many rows
 DRAWN_AHEAD = 64  # steps whose canaries are drawn at once, if they are not those of the loader's rows
+GUESSABLE = 1 << 32  # seeds below this are found by trying them all
 ROUNDING = 0.01  # relative error of a sum of clipped gradients, as half precision may have
 EARLY_STEPS = 10  # after this many steps, weights that have not moved give a warning
 WRAPPERS = ("_module.", "_orig_mod.")  # GradSampleModule and torch.compile put these before a parameter's name
@@ -241,7 +243,7 @@ class _RowSelection:
             )
         self._canary_of_row = np.full(self.rows.count, -1, dtype=np.int32)
         self._canary_of_row[audit.canary_rows(self.rows.count)] = np.arange(count)
-        self.most_times, self.steps_with_repeats = 1, 0
+        self.most_times, self.steps_with_repeats, self.last_has_repeats = 1, 0, False
 
     def canaries(self, examples: int) -> Indices:
         count, size = self._audit.settings.canaries, self._ranks.size
@@ -259,7 +261,8 @@ class _RowSelection:
         self.participants = int(sizes.sum())
         most_picks = int(max(most.max(), times.max(initial=1)))
         self.most_times = max(self.most_times, most_picks)
-        self.steps_with_repeats += most_picks > 1
+        self.last_has_repeats = most_picks > 1
+        self.steps_with_repeats += self.last_has_repeats
         present = np.flatnonzero(times).astype(np.int32)
         self.repeats = [present[times[present] >= number] for number in range(2, int(times.max(initial=1)) + 1)]
         return present
@@ -308,15 +311,15 @@ class _ZeroGradients:
             self._norms = norms
 
 
-class _GhostCoefficients:
-    """Notices whether the model of ghost clipping is asked for its clipping coefficients."""
+class _GhostNorms:
+    """Notices whether the loss asks the model of ghost clipping for the norms of the gradients, which it must clip."""
 
     def __init__(self, model: Any) -> None:
-        self._model, self._real, self._asked = model, model.get_clipping_coef, False
-        model.get_clipping_coef = self._coefficients
+        self._model, self._real, self._asked = model, model.get_norm_sample, False
+        model.get_norm_sample = self._norms
 
     @classmethod
-    def of(cls, optimizer: DPOptimizer, model: Any) -> "_GhostCoefficients | None":
+    def of(cls, optimizer: DPOptimizer, model: Any) -> "_GhostNorms | None":
         ghost = isinstance(optimizer, DPOptimizerFastGradientClipping)
         return cls(model) if ghost and isinstance(model, GradSampleHooksFastGradientClipping) else None
 
@@ -331,11 +334,31 @@ class _GhostCoefficients:
         return asked
 
     def release(self) -> None:
-        del self._model.get_clipping_coef
+        del self._model.get_norm_sample
 
-    def _coefficients(self) -> Any:
+    def _norms(self) -> Any:
         self._asked = True
         return self._real()
+
+
+@dataclass
+class _Faults:
+    """Faults that the integration saw. The metrics of a run directory keep them for a restart."""
+
+    dropped: int = 0  # batches left out in the middle of a pass
+    repeated: int = 0  # steps in which a row occurred more than once
+    unclipped: int = 0  # steps of ghost clipping that clipped nothing
+
+    @classmethod
+    def before(cls, audit: Audit) -> "_Faults":
+        """Those of the steps before a restart."""
+        lines = [] if audit.directory is None else audit.directory.read_metrics()
+        counts = {part.name: sum(_count(line.get(part.name)) for line in lines) for part in fields(cls)}
+        return cls(**counts)
+
+
+def _count(value: Any) -> int:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
 
 
 class _OptimizerAudit:
@@ -378,7 +401,7 @@ class _OptimizerAudit:
         if isinstance(selection, _RowSelection):
             self._real_pre_step = self._replace("pre_step", self._pre_step)
             self._real_signal = self._replace("signal_skip_step", self._signal_skip_step)
-        self._coefficients, self._unclipped_steps = _GhostCoefficients.of(optimizer, model), 0
+        self._ghost_norms, self._faults = _GhostNorms.of(optimizer, model), _Faults.before(audit)
         self._real_hook = optimizer.step_hook
         self._accountant = _attached_accountant(optimizer)
         optimizer.attach_step_hook(self._after_noise)
@@ -400,7 +423,7 @@ class _OptimizerAudit:
         if not self._has_final():
             first = self._initial if initial is None else initial
             self.audit.observe_final(self._parameters(), initial=first)
-        self._gather_zero_gradients()
+        self._gather_from_ranks()
         if self._gradients.ranks.rank > 0:
             return cast(AuditResult, None)  # like `Audit.finish`
         smallest = min(self._noise_multipliers, default=0.0)
@@ -430,11 +453,14 @@ class _OptimizerAudit:
         """Whether the final model was observed; only rank 0 knows."""
         return bool(self._gradients.ranks.gather(lambda: self.audit.rank == 0 and self.audit.log.final is not None)[0])
 
-    def _gather_zero_gradients(self) -> None:
-        """Keep only the parameters whose gradient was always 0 on every rank, not just on this one."""
+    def _gather_from_ranks(self) -> None:
+        """Keep only the parameters whose gradient was 0 on every rank, and count the faults of all ranks."""
         nonzero = np.ones(len(self._optimizer.params))
         nonzero[self._zero_gradients.indices()] = 0
-        self._zero_gradients.keep(np.flatnonzero(self._gradients.ranks.sum(nonzero) == 0).tolist())
+        own = np.concatenate([nonzero, [self._faults.dropped, self._faults.unclipped]])
+        *total, dropped, unclipped = self._gradients.ranks.sum(own).astype(np.int64).tolist()
+        self._zero_gradients.keep([i for i, count in enumerate(total) if count == 0])
+        self._faults = _Faults(dropped, self._faults.repeated, unclipped)  # repeats are those of all ranks already
 
     def _accountant_epsilon(self) -> float | None:
         if self._accountant is None or not self._accountant.history:
@@ -469,8 +495,8 @@ class _OptimizerAudit:
                 setattr(self._optimizer, name, original)
         if isinstance(self._selection, _RowSelection):
             self._selection.rows.release()
-        if self._coefficients is not None:
-            self._coefficients.release()
+        if self._ghost_norms is not None:
+            self._ghost_norms.release()
         self._optimizer.step_hook = self._real_hook
 
     def _replace(self, name: str, ours: Callable[..., Any]) -> Callable[..., Any]:
@@ -546,10 +572,7 @@ class _OptimizerAudit:
             self._warn_if_accountant_is_behind()
         if self._steps == EARLY_STEPS + 1:
             self._warn_if_weights_are_frozen()
-        if self._coefficients is not None and not self._coefficients.taken():
-            self._unclipped_steps += 1
-            if self._unclipped_steps == 1:
-                warn(self._why_not_clipped(), RuntimeWarning, stacklevel=2)
+        seen = self._faults_of_step()
         others, self._others = self._others, None
         if self._zero_gradients.remain:
             self._zero_gradients.check(self._gradients.parts(others))
@@ -583,7 +606,21 @@ class _OptimizerAudit:
             canaries=int(self._present.size),
             examples=self._selection.participants,
             clip_norm=step.clip_norm * step.divisor,
+            **{name: count for name, count in vars(seen).items() if count},
         )
+
+    def _faults_of_step(self) -> _Faults:
+        """The faults since the last step, which are added to those of the run."""
+        seen = _Faults()
+        if isinstance(self._selection, _RowSelection):
+            seen.dropped, self._selection.rows.dropped = self._selection.rows.dropped, 0
+            seen.repeated = int(self._selection.last_has_repeats)
+        if self._ghost_norms is not None and not self._ghost_norms.taken():
+            seen.unclipped = 1
+            if not self._faults.unclipped and self._gradients.ranks.rank == 0:
+                warn(_why_not_clipped(1), RuntimeWarning, stacklevel=2)
+        self._faults = _Faults(*(one + other for one, other in zip(astuple(self._faults), astuple(seen), strict=True)))
+        return seen
 
     def _warn_if_weights_are_frozen(self) -> None:
         """Warn if no parameter has moved in the first steps. The training gauges say more at the end."""
@@ -605,22 +642,11 @@ class _OptimizerAudit:
     def _audited_items(self) -> list[AuditedItem]:
         """The parts of the pipeline that only the integration knows about, checked or not."""
         if not self._steps:
-            reason = "no step was observed"
-            names = ("clipping", "sampler", "others", "tensors")
-            return [AuditedItem(name, "not checked", reason) for name in names]
-        if isinstance(self._selection, _RowSelection):
-            reason = "each canary was in exactly the steps for which the data loader picked its row"
-            fault = self._sampler_fault()
-            sampler = AuditedItem("sampler", "failed", fault) if fault else AuditedItem("sampler", "checked", reason)
-        else:
-            reason = (
-                "the audit drew its canaries itself, at the given probability; pass data_loader to observe its sampler"
-            )
-            sampler = AuditedItem("sampler", "not checked", reason)
-        fault = self._clipping_fault()
+            reason = "no step since the restart" if self.audit.last_round else "no step was observed"
+            return [AuditedItem(name, "not checked", reason) for name in ("clipping", "sampler")]
         items = [
-            AuditedItem("clipping", "failed", fault) if fault else self._clipping,
-            sampler,
+            self._clipping_item(),
+            self._sampler_item(),
             AuditedItem("weights", "cannot be checked", "Opacus has no weights: every example counts once in the sum"),
         ]
         if self._steps_without_others:
@@ -633,27 +659,40 @@ class _OptimizerAudit:
             items.append(AuditedItem("tensors", "not checked", remedy))
         return items
 
+    def _sampler_item(self) -> AuditedItem:
+        fault = self._sampler_fault()
+        if fault:
+            return AuditedItem("sampler", "failed", fault)
+        if isinstance(self._selection, _RowSelection):
+            reason = "each canary was in exactly the steps for which the data loader picked its row"
+            return AuditedItem("sampler", "checked", reason)
+        reason = "the audit drew its canaries itself, at the given probability; pass data_loader to observe its sampler"
+        return AuditedItem("sampler", "not checked", reason)
+
+    def _clipping_item(self) -> AuditedItem:
+        fault = self._clipping_fault()
+        return AuditedItem("clipping", "failed", fault) if fault else self._clipping
+
     def _sampler_fault(self) -> str | None:
-        """What the loader or the loop did that no Poisson sampler does; None if they did nothing of the kind."""
-        assert isinstance(self._selection, _RowSelection)
-        steps, dropped = self._selection.steps_with_repeats, self._selection.rows.dropped
+        """Why the batches are not a Poisson sample; None if they may be."""
+        steps, dropped = self._faults.repeated, self._faults.dropped
         if steps:
             return (
-                f"a row was in a step more than once, up to {self._selection.most_times} times, in "
-                f"{count_of(steps, 'step')}: it then adds as many clip norms, and no accountant allows for that"
+                f"a row was in a step more than once in {count_of(steps, 'step')}: it then adds as many clip norms, and no "
+                "accountant allows for that"
             )
         if dropped:
             batches = "1 batch" if dropped == 1 else f"{dropped:,} batches"
             return (
-                f"the loop fetched {batches} between the audited steps and took no audited step for them: if it trained on "
+                f"the loop fetched {batches} between audited steps and took no audited step for them: if it trained on "
                 "them, it did so without privacy, and if it chose among batches, no accountant allows for that"
             )
         return None
 
     def _clipping_fault(self) -> str | None:
         """Proof that examples were not clipped; None if there is none."""
-        if self._unclipped_steps:
-            return self._why_not_clipped()
+        if self._faults.unclipped:
+            return _why_not_clipped(self._faults.unclipped)
         longest = self._longest_sum()
         if longest > 1 + ROUNDING:
             return (
@@ -662,12 +701,6 @@ class _OptimizerAudit:
             )
         return None
 
-    def _why_not_clipped(self) -> str:
-        return (
-            f"in {count_of(self._unclipped_steps, 'step')} nobody asked the model for clipping coefficients, so gradients "
-            "were not clipped: ghost clipping needs the loss that make_private returned"
-        )
-
     def _longest_sum(self) -> float:
         """The longest sum of examples, over its largest possible length: the clip norm for each row."""
         if self.audit.settings.replicated or not self.audit.settings.layers:
@@ -675,14 +708,14 @@ class _OptimizerAudit:
         longest = 0.0
         for item in self.audit.log.rounds():
             if item.participants is not None and item.layer_others is not None:
-                most = max(item.participants, 1) * item.clip_norm  # an empty batch may have a row of zeros
+                most = max(item.participants, 1) * item.clip_norm  # Opacus may fill an empty batch with a random row
                 longest = max(longest, float(np.linalg.norm(item.layer_others)) / most)
         return longest
 
     def _clip_norm(self) -> float:
         """The most that an example adds to the sum. With ghost clipping the model clips, perhaps at another norm."""
         norm = float(self._optimizer.max_grad_norm)
-        return norm if self._coefficients is None else max(norm, self._coefficients.clip_norm)
+        return norm if self._ghost_norms is None else max(norm, self._ghost_norms.clip_norm)
 
     def _parameters_outside(self) -> tuple[str, ...]:
         return () if self._model is None else tuple(_parameters_outside(self._optimizer, self._model))
@@ -690,7 +723,9 @@ class _OptimizerAudit:
     def _warn_if_accountant_is_behind(self) -> None:
         """Warn in the first step after a restart if the accountant does not know the steps before it."""
         counted, before = self._accounted_steps(), self.audit.last_round
-        if counted is not None and before and counted - 1 != before and isinstance(self._selection, _RowSelection):
+        if counted is None or not before or counted - 1 == before:
+            return
+        if isinstance(self._selection, _RowSelection) and self._gradients.ranks.rank == 0:
             warn(
                 f"this run resumes an audit of {count_of(before, 'step')}, but the accountant has counted "
                 f"{count_of(counted - 1, 'step')}: restore the accountant with the model, or choose another directory",
@@ -705,10 +740,15 @@ class _OptimizerAudit:
         )
 
     def _notes(self, judged: bool) -> list[str]:
-        if not self._steps:
-            return ["no verdict: the audit observed no step of the optimizer"]
         notes = [self._why_no_others()] if self._steps_without_others else []
-        if not judged and len(self._noise_multipliers) > 1:
+        if _has_guessable_seed(self._optimizer):
+            notes.append(
+                "the generator of the noise was seeded with a small number, which anyone can guess to compute the noise: in "
+                "production, do not seed torch, or give make_private a noise_generator, or use secure_mode"
+            )
+        if not judged and not self.audit.last_round:
+            notes.append("no verdict: the audit observed no step of the optimizer")
+        elif not judged and len(self._noise_multipliers) > 1:
             notes.append("no verdict: the noise multiplier changed during training; pass a claim of your own to finish")
         elif not judged:
             notes.append("no verdict: the noise multiplier is 0, so the optimizer's settings claim no privacy")
@@ -779,6 +819,8 @@ class _OptimizerAudit:
         kinds = sorted({str(p.dtype).removeprefix("torch.") for p in self._optimizer.params})
         secure = "a cryptographic generator (Opacus's secure mode)"
         plain = "a torch.Generator, which is not cryptographic (Opacus without secure mode)"
+        if _has_guessable_seed(self._optimizer):
+            plain += ", seeded with a number that can be guessed"
         return {
             "trust_model": "central",
             "precision": ", ".join(kinds),
@@ -787,6 +829,13 @@ class _OptimizerAudit:
 
     def _parameters(self) -> Any:
         return self._gradients.combined(self._gradients.parameters())
+
+
+def _why_not_clipped(steps: int) -> str:
+    return (
+        f"in {count_of(steps, 'step')} the loss did not ask the model for the norms of its gradients, so nothing was "
+        "clipped: ghost clipping needs the loss that make_private returned"
+    )
 
 
 def _unit_note(unit: str | None) -> str:
@@ -798,10 +847,20 @@ def _unit_note(unit: str | None) -> str:
     )
 
 
+def _has_guessable_seed(optimizer: DPOptimizer) -> bool:
+    """Whether the noise comes from a generator that was seeded with a small number; torch's own seeds are larger."""
+    if optimizer.secure_mode:
+        return False
+    if optimizer.generator is not None:
+        return int(optimizer.generator.initial_seed()) < GUESSABLE
+    on_gpu = all(p.device.type == "cuda" for p in optimizer.params)
+    return (torch.cuda.initial_seed() if on_gpu else torch.initial_seed()) < GUESSABLE
+
+
 def _checked_epsilon(epsilon: Any) -> float:
-    number = (
-        math.inf if isinstance(epsilon, float) and epsilon == math.inf else one_number("accounted_epsilon", epsilon)
-    )
+    if isinstance(epsilon, float) and epsilon == math.inf:
+        return epsilon
+    number = one_number("accounted_epsilon", epsilon)
     if not number > 0:
         raise ValueError(f"accounted_epsilon must be above 0, got {number:g}")
     return number

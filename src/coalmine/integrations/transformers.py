@@ -18,7 +18,7 @@ from typing import Any, Unpack
 try:
     import torch
     from opacus.optimizers import DPOptimizer, DPOptimizerFastGradientClipping
-    from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
+    from opacus.utils.fast_gradient_clipping_utils import DPTensorFastGradientClipping
     from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 except ImportError as error:
     raise ImportError("auditing a Hugging Face Trainer needs: pip install 'coalmine[transformers]'") from error
@@ -31,6 +31,9 @@ from coalmine.integrations.setup import AuditSettings
 
 __all__ = ["AuditCallback", "PrivateTraining", "audited"]
 IGNORED = -100  # the label of a token that is not predicted
+NO_GHOST_LOSS = (
+    "ghost clipping takes place in the loss: pass criterion=, the one that make_private returned, or nothing is clipped"
+)
 
 
 def audited(
@@ -94,10 +97,13 @@ class AuditCallback(TrainerCallback):  # type: ignore[misc]  # transformers is n
         )
         self._audit, self._state = self._optimizer.audit, state
         if self.audit.last_round < state.global_step:
+            observed = self.audit.last_round
             opacus.unaudited(self._optimizer)
+            self.audit.close()
+            self._optimizer = self._audit = self._state = None
             raise ValueError(
-                f"the Trainer resumes after step {state.global_step}, but the audit has observed {self.audit.last_round} "
-                "steps: give audited() the directory of the run that it resumes"
+                f"the Trainer resumes after step {state.global_step}, but the audit has observed {observed} steps: give "
+                "audited() the directory of the run that it resumes"
             )
         if self.audit.last_round > state.global_step:
             self.audit.rewind_to(state.global_step)
@@ -124,7 +130,8 @@ class PrivateTraining:
 
     Opacus wraps the model, which hides its arguments from the Trainer. So `remove_unused_columns` is off, and the labels are
     in the column "labels" unless `label_names` says otherwise. A Trainer that resumes skips no batches of the private
-    loader (`ignore_data_skip`): they are drawn anew.
+    loader (`ignore_data_skip`): they are drawn anew. A Trainer seeds torch with `args.seed`, so noise and batches are drawn
+    from generators of their own.
     """
 
     def __init__(
@@ -142,20 +149,25 @@ class PrivateTraining:
             raise TypeError(f"criterion must take logits and labels and return a loss, got {shown(criterion)}")
         loss, own_loss = next_token_loss if criterion is None else criterion, kwargs.get("compute_loss_func")
         if own_loss is None:
-            kwargs["compute_loss_func"] = lambda outputs, labels, **_: _loss_value(loss(outputs.logits, labels))
+            kwargs["compute_loss_func"] = lambda outputs, labels, **_: self._checked_loss(loss(outputs.logits, labels))
         elif criterion is not None:
             raise ValueError("give criterion or compute_loss_func, not both")
         self._private_loader = private_loader
         super().__init__(*args, **kwargs)
         trainer: Any = self
-        ghost = isinstance(trainer.optimizer, DPOptimizerFastGradientClipping)
-        if ghost and own_loss is None and not isinstance(criterion, DPLossFastGradientClipping):
-            raise ValueError(
-                "ghost clipping takes place in the loss: pass criterion=, the one that make_private returned, or nothing "
-                "is clipped"
-            )
+        self._is_ghost = isinstance(trainer.optimizer, DPOptimizerFastGradientClipping)
+        if self._is_ghost and own_loss is None and criterion is None:
+            raise ValueError(NO_GHOST_LOSS)
+        _draw_secretly(trainer.optimizer, private_loader)
         trainer.args.remove_unused_columns, trainer.args.ignore_data_skip = False, True
         trainer.label_names = trainer.label_names or ["labels"]
+
+    def _checked_loss(self, loss: Any) -> Any:
+        """The loss as it is; in an evaluation, where nothing is clipped, a loss of ghost clipping as a tensor."""
+        if isinstance(loss, torch.Tensor) and self._is_ghost and torch.is_grad_enabled():
+            raise ValueError(NO_GHOST_LOSS)
+        evaluates = isinstance(loss, DPTensorFastGradientClipping) and not torch.is_grad_enabled()
+        return loss.detach() if evaluates else loss
 
     def get_train_dataloader(self) -> "torch.utils.data.DataLoader[Any]":
         """The private loader itself: accelerate would prefetch its batches, and the Trainer would shuffle them."""
@@ -171,9 +183,18 @@ def next_token_loss(logits: "torch.Tensor", labels: "torch.Tensor") -> "torch.Te
     return (each.sum(dim=1) / (targets != IGNORED).sum(dim=1).clamp(min=1)).mean()
 
 
-def _loss_value(loss: Any) -> Any:
-    """A loss as it is; in an evaluation, where nothing is clipped, a loss of ghost clipping as a tensor."""
-    return loss if torch.is_grad_enabled() or isinstance(loss, torch.Tensor) else loss.detach()
+def _draw_secretly(optimizer: Any, loader: Any) -> None:
+    """Draw noise and batches from fresh generators, unless they have their own.
+
+    A Trainer seeds torch's global generator with `args.seed`, 42 by default: whoever knows that can compute the noise.
+    """
+    if isinstance(optimizer, DPOptimizer) and optimizer.generator is None and not optimizer.secure_mode:
+        optimizer.generator = torch.Generator(optimizer.params[0].device if optimizer.params else "cpu")
+        optimizer.generator.seed()
+    for sampler in (loader.batch_sampler, getattr(loader.batch_sampler, "sampler", None)):
+        if sampler is not None and getattr(sampler, "generator", loader) is None:
+            sampler.generator = torch.Generator()
+            sampler.generator.seed()
 
 
 def _private_optimizer(wrapped: Any) -> DPOptimizer:

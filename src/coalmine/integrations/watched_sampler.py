@@ -49,7 +49,7 @@ class PickedRows:
     def __init__(self, loader: Any, signals_waiting: Callable[[], int], *, every_rank: bool = False) -> None:
         check_loader(loader, every_rank=every_rank)
         self.count = len(loader.dataset)
-        self.dropped = 0  # batches with rows that the loop fetched between steps, and took no step for
+        self.dropped = 0  # batches with rows that the loop left out in the middle of a pass
         self._loader, self._signals_waiting = loader, signals_waiting
         self._fills_empty = bool(getattr(loader.collate_fn, "rand_on_empty", False))
         self._delivered: list[tuple[_Pass, _Batch]] = []  # since the last step
@@ -104,12 +104,12 @@ class PickedRows:
         return np.concatenate([batch.rows for batch in used])
 
     def _count_dropped(self, delivered: list[tuple[_Pass, _Batch]], used: list[_Batch]) -> None:
-        """Count what the loop left out. It may begin in the middle of a pass, and make passes without any step."""
+        """Count the batches between two steps of one pass. A loop may begin late, leave early, or take no step at all."""
         in_step = {id(batch) for batch in used}
         for source, batch in delivered:
             if id(batch) in in_step:
                 source.used = True
-            elif source.used and batch.rows.size:
+            elif source.used and source.open and batch.rows.size:
                 self.dropped += 1
 
     def _deliver(self, start: Callable[[], Iterator[Any]]) -> "_Deliveries":

@@ -69,7 +69,8 @@ GLOSSARY = {
     "noise left": "At most this share of the stated noise protects a client; computed where a gauge shows that noise is "
     "missing.",
     "checked": "The audit looked at this, and the verdict rests on it. Not checked: it could have been, and the last column "
-    "says how. Cannot be checked: this audit has no way to see it. Failed: the pipeline saw that it is not as claimed.",
+    "says how. Cannot be checked: this audit has no way to see it. Failed: the trainer's integration saw that it "
+    "is not as claimed.",
     "commitment": "A fingerprint of the secret seed, published before round 1. It lets others check afterwards that the "
     "canaries were not chosen to get a good result.",
     "PASS": "Nothing contradicts the claim, no gauge is outside its limits, and this audit would have detected twice the "
@@ -101,7 +102,7 @@ UNDECIDED = {  # by code of an UNDERPOWERED verdict
     "weak": "this audit is too weak to confirm it",
     "gauge": "the noise does not look as stated, so the claim is not confirmed",
     "training": "nothing was trained, so the claim is not confirmed for a trained model",
-    "pipeline": "the pipeline did something that the claim does not allow for, so the claim is not confirmed",
+    "pipeline": "the pipeline differs from the claim, so the claim is not confirmed",
     "others": "without the right sum of the real clients (`others`) the claim cannot be confirmed",
     "noise_std": "without the stated noise of every round the claim cannot be confirmed",
     "participations": "the claim does not say how often a client takes part",

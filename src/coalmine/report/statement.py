@@ -127,7 +127,8 @@ class PrivacyStatement:
         epsilon, delta, unit = (self.items[f"guarantee.{name}"] for name in ("epsilon", "delta", "unit"))
         protected = f" for one {unit.value}" if unit.stated else ""
         times = self.items["accounting.participations"].value
-        often = f" who takes part in at most {format_rounds(times)}" if protected and times else ""
+        who = "who" if self.subject == PERSON else "that"
+        often = f" {who} takes part in at most {format_rounds(times)}" if protected and times else ""
         lines = ["No ε is guaranteed."]
         if epsilon.stated:
             with_delta = f" and δ = {delta.text}" if delta.stated else ""
