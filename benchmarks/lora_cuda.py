@@ -11,7 +11,7 @@ Steps with and without the audit take turns, in one process, ten at a stretch, a
 each stretch. Which way comes first changes from pair to pair. An audit measures the law of the noise in every twentieth
 step of such models, so the mean over all stretches is the figure to go by. Its standard error comes from the differences
 within the pairs, and the median of the pairs is beside it. Python collects garbage between stretches, not in them: a full
-collection takes a quarter of a second, and whichever stretch it fell into would look expensive.
+collection takes long, and whichever stretch it fell into would look expensive.
 """
 
 import argparse

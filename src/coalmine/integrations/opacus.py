@@ -328,8 +328,8 @@ class _GhostNorms:
         """The norm that the model clips at."""
         return float(self._model.max_grad_norm)
 
-    def taken(self) -> bool:
-        """Whether it was asked since the last call."""
+    def was_asked(self) -> bool:
+        """Whether the loss has asked since the last call."""
         asked, self._asked = self._asked, False
         return asked
 
@@ -615,7 +615,7 @@ class _OptimizerAudit:
         if isinstance(self._selection, _RowSelection):
             seen.dropped, self._selection.rows.dropped = self._selection.rows.dropped, 0
             seen.repeated = int(self._selection.last_has_repeats)
-        if self._ghost_norms is not None and not self._ghost_norms.taken():
+        if self._ghost_norms is not None and not self._ghost_norms.was_asked():
             seen.unclipped = 1
             if not self._faults.unclipped and self._gradients.ranks.rank == 0:
                 warn(_why_not_clipped(1), RuntimeWarning, stacklevel=2)
@@ -743,8 +743,8 @@ class _OptimizerAudit:
         notes = [self._why_no_others()] if self._steps_without_others else []
         if _has_guessable_seed(self._optimizer):
             notes.append(
-                "the generator of the noise was seeded with a small number, which anyone can guess to compute the noise: in "
-                "production, do not seed torch, or give make_private a noise_generator, or use secure_mode"
+                "the seed of the noise's generator is a small number or torch's default, so anyone can compute the noise: "
+                "in production, do not seed torch, or call seed() on the noise_generator, or use secure_mode"
             )
         if not judged and not self.audit.last_round:
             notes.append("no verdict: the audit observed no step of the optimizer")
@@ -848,11 +848,12 @@ def _unit_note(unit: str | None) -> str:
 
 
 def _has_guessable_seed(optimizer: DPOptimizer) -> bool:
-    """Whether the noise comes from a generator that was seeded with a small number; torch's own seeds are larger."""
+    """Whether anyone can guess the seed of the noise: a small number, or the seed of every `torch.Generator()`."""
     if optimizer.secure_mode:
         return False
     if optimizer.generator is not None:
-        return int(optimizer.generator.initial_seed()) < GUESSABLE
+        seed = int(optimizer.generator.initial_seed())
+        return seed < GUESSABLE or seed == torch.Generator().initial_seed()
     on_gpu = all(p.device.type == "cuda" for p in optimizer.params)
     return (torch.cuda.initial_seed() if on_gpu else torch.initial_seed()) < GUESSABLE
 

@@ -158,7 +158,7 @@ class PrivateTraining:
         self._is_ghost = isinstance(trainer.optimizer, DPOptimizerFastGradientClipping)
         if self._is_ghost and own_loss is None and criterion is None:
             raise ValueError(NO_GHOST_LOSS)
-        _draw_secretly(trainer.optimizer, private_loader)
+        _use_fresh_generators(trainer.optimizer, private_loader)
         trainer.args.remove_unused_columns, trainer.args.ignore_data_skip = False, True
         trainer.label_names = trainer.label_names or ["labels"]
 
@@ -183,7 +183,7 @@ def next_token_loss(logits: "torch.Tensor", labels: "torch.Tensor") -> "torch.Te
     return (each.sum(dim=1) / (targets != IGNORED).sum(dim=1).clamp(min=1)).mean()
 
 
-def _draw_secretly(optimizer: Any, loader: Any) -> None:
+def _use_fresh_generators(optimizer: Any, loader: Any) -> None:
     """Draw noise and batches from fresh generators, unless they have their own.
 
     A Trainer seeds torch's global generator with `args.seed`, 42 by default: whoever knows that can compute the noise.
