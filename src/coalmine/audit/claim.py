@@ -1,28 +1,40 @@
 """A claimed epsilon, and its assumptions."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from coalmine.argument_checks import one_number, shown, whole_number
 from coalmine.estimators.sampling import Sampling, checked_sampling, sampling_from_dict, sampling_to_dict
 
 LARGEST_CLAIM = 1e100  # twice this does not overflow
+TERMS = ("delta", "unit", "adjacency")  # stated with a number, whatever its accounting
 NOISES = (1e-6, 1e6)  # smallest and largest noise multiplier passed to an accountant
+
+
+ADJACENCIES = ("add or remove one", "zero out one", "replace one")
+MECHANISM = "mechanism:"  # before a number in text: the epsilon of the mechanism, without amplification
 
 
 @dataclass(frozen=True)
 class Claim:
     """A claimed epsilon.
 
-    Without `sampling` it is a mechanism ε: that of a client who took part `participations` times in known rounds. The
-    number may be omitted if the audit's own schedule was followed and every round was observed: then it is the
+    A bare number, `Claim(3.0)`, is the ε that the pipeline's own accountant quotes for one `unit` over the whole run. If
+    the audit knows the sampling scheme, sampling is counted. Otherwise it is the composed ε of a client who took part as
+    often as the schedule says. Scheme and rounds are those of the run.
+
+    `Claim.mechanism(10.0)` is the ε of a client who took part `participations` times in rounds that the attacker knows.
+    The number may be omitted if the audit's own schedule was followed and every round was observed: then it is the
     schedule's. `sensitivity` is that of the accounting, in clip norms (default: √participations; under correlated noise
     that of the most exposed canary).
 
     With `sampling` it is an amplified ε: the attacker does not know in which rounds a client took part.
     `noise_multiplier` is that of the accounting (default: the one that gives the claimed epsilon). With
     `sampler_observed`, the canaries took part exactly when the pipeline's own sampler picked them.
+
+    `delta`, `unit` (row, document, client, …) and `adjacency` are stated with the number where they are known.
+    `counts_sampling` says whether the number counts amplification by sampling; None leaves it to the pipeline.
     """
 
     epsilon: float
@@ -31,11 +43,34 @@ class Claim:
     sampling: Sampling | None = None
     noise_multiplier: float | None = None
     sampler_observed: bool = False
+    delta: float | None = None
+    unit: str | None = None
+    adjacency: str | None = None
+    counts_sampling: bool | None = None
 
     @classmethod
-    def of(cls, claim: "Claim | float | None") -> "Claim | None":
-        """A claim from a Claim or a number, which is the epsilon of the mechanism."""
-        return claim if claim is None or isinstance(claim, Claim) else cls(epsilon=claim)
+    def of(cls, claim: "Claim | float | str | None") -> "Claim | None":
+        """A claim from a Claim, a number, or text: "3" is a bare number, "mechanism:10" the mechanism's epsilon."""
+        if claim is None or isinstance(claim, Claim):
+            return claim
+        return cls.parse(claim) if isinstance(claim, str) else cls(epsilon=claim)
+
+    @classmethod
+    def mechanism(cls, epsilon: float, participations: int | None = None, **terms: Any) -> "Claim":
+        """The epsilon of the mechanism for known rounds, whatever the pipeline's sampling."""
+        return cls(epsilon, participations=participations, counts_sampling=False, **terms)
+
+    @classmethod
+    def parse(cls, text: str) -> "Claim":
+        """A claim from a command line: "3", or "mechanism:10"."""
+        number = text.strip().removeprefix(MECHANISM)
+        try:
+            epsilon = float(number)
+        except ValueError:
+            raise ValueError(
+                f"claim must be a number such as 3, or mechanism:3 for the epsilon without amplification, got {shown(text)}"
+            ) from None
+        return cls(epsilon) if number == text.strip() else cls.mechanism(epsilon)
 
     def __post_init__(self) -> None:
         epsilon = one_number("claim", self.epsilon)
@@ -46,7 +81,7 @@ class Claim:
         object.__setattr__(self, "epsilon", epsilon)  # a Python float, whatever type was given
         if self.participations is not None:
             object.__setattr__(self, "participations", whole_number("participations", self.participations, minimum=1))
-        for name in ("sensitivity", "noise_multiplier"):
+        for name in ("sensitivity", "noise_multiplier", "delta"):
             value = getattr(self, name)
             if value is not None:
                 number = one_number(name, value)
@@ -59,6 +94,7 @@ class Claim:
             )
         if not isinstance(self.sampler_observed, bool):
             raise TypeError(f"sampler_observed must be True or False, got {shown(self.sampler_observed)}")
+        self._check_terms()
         if self.sampling is None:
             for name in ("noise_multiplier", "sampler_observed"):
                 if getattr(self, name):
@@ -70,6 +106,29 @@ class Claim:
                 raise ValueError(
                     f"{name} belongs to a claim about known rounds, sampling=… to one about hidden rounds: pass one of them"
                 )
+
+    def _check_terms(self) -> None:
+        if self.delta is not None and self.delta >= 1:
+            raise ValueError(f"delta must lie in (0, 1), got {self.delta:g}")
+        if self.unit is not None and not (isinstance(self.unit, str) and self.unit.strip()):
+            raise TypeError(f"unit must be a word such as row, document or client, got {shown(self.unit)}")
+        if self.adjacency is not None and self.adjacency not in ADJACENCIES:
+            raise ValueError(f"adjacency must be one of {', '.join(ADJACENCIES)}, got {shown(self.adjacency)}")
+        if self.counts_sampling not in (None, True, False):
+            raise TypeError(f"counts_sampling must be True, False or None, got {shown(self.counts_sampling)}")
+        if self.counts_sampling is False and self.sampling is not None:
+            raise ValueError("a claim with sampling=… counts it: omit counts_sampling=False, or the sampling")
+
+    @property
+    def bare(self) -> bool:
+        """Whether the number was given without its accounting, which is then the pipeline's own."""
+        known_rounds = self.participations is not None or self.sensitivity is not None
+        return self.sampling is None and not known_rounds and self.counts_sampling is not False
+
+    def read_as(self, accounted: "Claim") -> "Claim":
+        """This number in the accounting of `accounted`, which the pipeline gives; what was stated with it stays."""
+        stated = {name: getattr(self, name) for name in TERMS if getattr(self, name) is not None}
+        return replace(accounted, epsilon=self.epsilon, **stated)
 
     @property
     def amplified(self) -> bool:
@@ -84,6 +143,9 @@ class Claim:
     def to_dict(self) -> dict[str, Any]:
         """The fields, for JSON."""
         values = {part.name: getattr(self, part.name) for part in fields(self)}
+        for name in (*TERMS, "counts_sampling"):
+            if values[name] is None:
+                del values[name]
         return values | {"sampling": None if self.sampling is None else sampling_to_dict(self.sampling)}
 
     @classmethod
