@@ -23,7 +23,7 @@ from coalmine.simulation import RunConfig
 from coalmine.simulation.client_sums import divide_clients
 from coalmine.simulation.cohorts import plan_cohorts
 from coalmine.simulation.config import EngineSettings, merged, task_defaults
-from coalmine.simulation.distributed import rank_group
+from coalmine.simulation.distributed import rank_environment, rank_group
 from coalmine.simulation.distributed.local_ranks import LocalRanks, SharedExamples
 from coalmine.simulation.distributed.rank_environment import first_node, join_group, place_from
 from coalmine.simulation.distributed.rank_group import LostRankError, RankError, RankInputError
@@ -441,6 +441,21 @@ def test_port_in_use_gives_a_one_line_error(monkeypatch):
         port = taken.getsockname()[1]
         with pytest.raises(ValueError, match=f"MASTER_PORT must be a free port, but {port} is taken"):
             join(monkeypatch, port=port)
+
+
+def test_checking_the_port_never_accepts_another_rank(monkeypatch):
+    """A rank that is looking for rank 0 would take whatever listens there for the store, and torch warns of its loss."""
+    reached, connect = [], rank_environment.can_connect
+    place = place_from(variables(0, 2, free_port()))
+
+    def meanwhile(host, port):
+        reached.append(connect(place.address, place.port))
+        return connect(host, port)
+
+    monkeypatch.setattr(rank_environment, "can_connect", meanwhile)
+    with pytest.raises(LostRankError, match="rank 1 of 2 did not arrive"):
+        join(monkeypatch, port=place.port)
+    assert reached == [False]
 
 
 @pytest.mark.parametrize("address", ["192.0.2.1", "no-such-host.invalid"])
