@@ -174,6 +174,7 @@ def options(command, path):
         yield from options(below, [*path, name])
 
 
+@pytest.mark.full
 def test_every_option_of_every_command_is_in_the_reference(site):
     from sphinx.util.inventory import InventoryFile
 

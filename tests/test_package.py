@@ -5,6 +5,8 @@ import sys
 from importlib import metadata
 from pathlib import Path
 
+import pytest
+
 import coalmine
 
 ROOT = Path(__file__).parents[1]
@@ -25,6 +27,7 @@ def test_import_loads_nothing_heavy():
     assert not HEAVY & set(loaded)
 
 
+@pytest.mark.full
 def test_import_costs_at_most_1_3_times_scipy_stats():
     pairs = [(seconds("import coalmine"), seconds("import scipy.stats")) for _ in range(3)]
     ours, theirs = (min(times) for times in zip(*pairs, strict=True))

@@ -89,6 +89,7 @@ def test_tables_replace_the_text_between_their_markers():
         study.put_between_markers(text, "nothing", "x")
 
 
+@pytest.mark.full
 def test_finished_runs_are_not_run_again(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(study, "RESULTS", tmp_path / "trust.jsonl")
     (tmp_path / "trust.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records()))

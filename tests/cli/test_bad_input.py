@@ -109,6 +109,7 @@ def test_a_damaged_record_is_a_one_line_error(tmp_path, capsys):
         assert (code, len(err.splitlines())) == (2, 1), settings
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("stream", ["stdout", "stderr", "both"])
 def test_a_full_disk_never_exits_with_the_code_of_a_verdict(stream, tmp_path):
     with Path("/dev/full").open("w") as full:
@@ -125,6 +126,7 @@ def test_streams_closed_by_the_parent_never_give_the_code_of_a_verdict(tmp_path)
         assert subprocess.run(["bash", "-c", words], capture_output=True).returncode == 2
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP", "SIGINT"])
 def test_a_run_stopped_by_a_signal_prints_how_to_resume(name, tmp_path):
     pytest.importorskip("torch")
@@ -175,6 +177,7 @@ def test_a_symlink_in_place_of_the_temporary_file_is_not_followed(tmp_path, monk
     assert (tmp_path / "result.json").read_bytes() == b"new"
 
 
+@pytest.mark.full
 @pytest.mark.skipif(os.geteuid() != 0 or shutil.which("setpriv") is None, reason="needs root and setpriv")
 def test_commands_work_for_a_user_without_a_home(tmp_path):
     tmp_path.chmod(0o777)

@@ -141,6 +141,7 @@ def test_a_run_can_be_verified(finished):
     assert "got an archive of several arrays" in refused.stderr
 
 
+@pytest.mark.full
 def test_resume_after_kill_gives_identical_results(finished, tmp_path):
     """Killed during training, as soon as this many rounds are on disk."""
     for wanted in (2, 17):
@@ -227,6 +228,7 @@ def test_another_config_in_the_same_directory_is_rejected_without_changes(finish
     assert {path: path.read_bytes() for path in finished.rglob("*") if path.is_file()} == before
 
 
+@pytest.mark.full
 def test_damaged_checkpoints_are_rejected_and_training_can_restart(finished, tmp_path):
     folder = tmp_path / "run"
     shutil.copytree(finished, folder)
@@ -242,6 +244,7 @@ def test_damaged_checkpoints_are_rejected_and_training_can_restart(finished, tmp
     assert (folder / "result.json").read_bytes() == (finished / "result.json").read_bytes()
 
 
+@pytest.mark.full
 def test_a_full_disk_is_one_line_and_the_run_can_be_resumed(finished, tmp_path):
     """A limit on the file size stands in for the full disk: the write that exceeds it fails."""
     folder = tmp_path / "run"
@@ -408,6 +411,7 @@ def test_a_folder_that_cannot_be_written_is_one_line(tmp_path, capsys):
         assert "Permission denied" in fails_here(capsys, "run", *SHORT, "--out", tmp_path / "closed" / "run")
 
 
+@pytest.mark.full
 def test_a_second_process_cannot_write_to_the_run(finished):
     from coalmine.storage.run_directory import RunDirectory
 
@@ -621,6 +625,7 @@ def test_an_analytical_epsilon_of_zero_cannot_be_claimed(tmp_path):
         assert ("there is no claim to judge" in " ".join(done.stderr.split())) == bool(claim)
 
 
+@pytest.mark.full
 def test_quiet_prints_the_verdict_in_any_encoding(tmp_path):
     settings = ("--rounds", 3, "--canaries", 20, "--claim", 1, "--no-page", "--out", tmp_path / "run")
     poor = ENVIRONMENT | {"PYTHONIOENCODING": "latin-1"}

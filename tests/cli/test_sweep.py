@@ -70,6 +70,7 @@ def test_a_sweep_ends_with_the_table_of_its_runs(swept):
     assert (swept / "sweep.toml").read_text() == TINY
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("jobs", "killed"), [(1, NAMES[0]), pytest.param(2, NAMES[1], marks=pytest.mark.slow)])
 def test_restart_after_kill_gives_identical_results(swept, tmp_path, jobs, killed):
     """Killed by kill -9 during training: the same command continues, whatever the processes left behind."""

@@ -75,6 +75,7 @@ def broken(tmp_path_factory):
     return home
 
 
+@pytest.mark.full
 def test_an_alarm_ends_watching_with_exit_code_1_and_runs_the_command(tmp_path):
     process = trainer(tmp_path / "run", noise=0.5, pause=0.1)
     try:
@@ -156,6 +157,7 @@ def alarm_text(browser):
         return ""
 
 
+@pytest.mark.full
 def test_a_browser_shows_the_live_run(tmp_path):
     pytest.importorskip("matplotlib")
     home, page = tmp_path / "run", tmp_path / "live.html"

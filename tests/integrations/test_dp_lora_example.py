@@ -30,6 +30,7 @@ def run(name, folder, *options):
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=200)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("name", "options"),
     [("train.py", ["--model", "gpt2"]), ("trainer.py", ["--mode", "ghost"]), ("train.py", ["--text", "lines.txt"])],

@@ -31,6 +31,7 @@ def assert_verifies(home):
     assert {checks[name] for name in ("commitment", "cosines", "result")} == {True}, checks
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("example", ["flower", pytest.param("flower-fedadam-leak", marks=pytest.mark.slow)])
 def test_a_simulation_with_50_nodes_has_the_right_verdict(tmp_path, example):
     """Ten clients and forty canaries. FedAvg satisfies its claim; noise after FedAdam does not."""
@@ -53,6 +54,7 @@ def test_a_simulation_with_50_nodes_has_the_right_verdict(tmp_path, example):
     assert f"claimed epsilon {result['claimed_epsilon']:.3g} (mechanism): {result['verdict']}" in log
 
 
+@pytest.mark.full
 def test_a_deployment_survives_a_node_killed_in_mid_round(tmp_path):
     """One client and two canaries, a restarted server, a killed node: the audit finishes and reports what it missed."""
     home = tmp_path / "run"
@@ -92,6 +94,7 @@ def test_a_deployment_survives_a_node_killed_in_mid_round(tmp_path):
     assert_verifies(home)
 
 
+@pytest.mark.full
 def test_secure_aggregation_does_not_hide_canaries_from_the_audit(tmp_path):
     """SecAgg+ hides every update from the server, but the audit detects every canary: 1/√12 each, the rest 0."""
     require("ray")

@@ -21,7 +21,7 @@ from torch_ranks import Ranks  # noqa: E402
 from coalmine.integrations.opacus import audited  # noqa: E402
 from coalmine.integrations.torch_distributed import reduce_over  # noqa: E402
 
-pytestmark = [pytest.mark.filterwarnings(text) for text in WARNINGS]
+pytestmark = [pytest.mark.full, *(pytest.mark.filterwarnings(text) for text in WARNINGS)]
 ROOT = Path(__file__).parents[2]
 EVERYBODY = {"steps": 4, "canaries": 200}  # every row in every step
 HALF = {"steps": 8, "batch": 150}  # every row in half of the steps

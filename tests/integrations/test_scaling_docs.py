@@ -64,11 +64,13 @@ def printed(process):
     return json.loads(out.split(chr(0))[1])
 
 
+@pytest.mark.full
 def test_the_loop_with_a_dict_runs():
     program = blocks(PAGE)[0] + FACTS + "print(chr(0) + json.dumps(facts(result)))"
     assert_passes(printed(run(program)))
 
 
+@pytest.mark.full
 def test_the_loop_with_a_torch_model_runs():
     if find_spec("torch") is None:
         require("torch")
@@ -80,6 +82,7 @@ def test_the_loop_with_a_torch_model_runs():
     assert_passes(printed(run(program)))
 
 
+@pytest.mark.full
 def test_the_loops_with_two_processes_run():
     if find_spec("torch") is None:
         require("torch")

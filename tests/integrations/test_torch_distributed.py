@@ -39,6 +39,7 @@ def printed(tmp_path_factory):
     return lose(tmp_path_factory.mktemp("ranks"), 1, signal.SIGSTOP, "file")
 
 
+@pytest.mark.full
 def test_every_rank_gets_the_same_sum_and_the_same_errors(printed):
     """Three ranks, float64 numbers over 24 orders of magnitude, a group of two ranks, and arrays of unequal length."""
     every = [json.loads(lines[0]) for lines in printed]
@@ -65,6 +66,7 @@ def check_lost(printed, lost, named):
         assert one["seconds"] < 40  # after the 2 seconds given, not the 50 of the default
 
 
+@pytest.mark.full
 def test_a_rank_that_hangs_ends_the_others_with_one_line(printed):
     check_lost(printed, 1, "rank 1")
 

@@ -102,6 +102,7 @@ def training(model, examples, *, clients, size):
     return found, local
 
 
+@pytest.mark.full
 def test_the_cnn_in_two_ranks_trains_as_in_one_process():
     """The same model, norms and clip norm to 1e-5; the clip norm follows from every client's norm."""
     models, reports = [], []
@@ -176,6 +177,7 @@ def test_an_error_on_one_rank_is_raised_on_all(monkeypatch, error, raised):
     assert second is error
 
 
+@pytest.mark.full
 def test_a_rank_that_hangs_is_named_after_the_time_limit(monkeypatch):
     monkeypatch.setattr(rank_group, "WAIT", 2.0)
     monkeypatch.setattr(rank_group, "ROLL_CALL", 0.2)
@@ -222,6 +224,7 @@ def assert_same(directory, whole):
         assert (directory / name).read_bytes() == (whole / name).read_bytes(), name
 
 
+@pytest.mark.full
 def test_two_ranks_give_the_result_of_one_process(folder, whole):
     alone = run_of(folder, "alone", "--workers", 1)
     assert alone.wait() == 0
@@ -229,6 +232,7 @@ def test_two_ranks_give_the_result_of_one_process(folder, whole):
     np.testing.assert_allclose(models[1], models[0], atol=1e-5)
 
 
+@pytest.mark.full
 def test_an_interrupt_signal_is_not_reported_as_a_lost_rank(folder):
     """A terminal or Slurm sends the signal to every process; rank 0 handles it."""
     going = run_of(folder, "stopped", "--workers", 2)
@@ -241,6 +245,7 @@ def test_an_interrupt_signal_is_not_reported_as_a_lost_rank(folder):
     assert going.errors.strip() == line
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("victim", ["rank 1", pytest.param("rank 0", marks=pytest.mark.slow)])
 def test_run_resumes_bit_for_bit_after_a_rank_is_killed(folder, whole, victim):
     """SIGKILL gives a one-line error and exit code 2 within 60 s. If rank 0, the command itself, is killed, rank 1 ends."""
@@ -337,6 +342,7 @@ def variables(rank, size, port):
     return {name: str(value) for name, value in names.items()}
 
 
+@pytest.mark.full
 def test_ranks_started_with_environment_variables_give_the_same_result(folder, whole):
     """Rank 1 is killed, which rank 0 reports. Resuming with three ranks is rejected; with two ranks it succeeds."""
     port = free_port()

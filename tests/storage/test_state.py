@@ -266,6 +266,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.full
 def test_resume_after_fifty_random_kills_gives_identical_results(tmp_path):
     """A process that observes rounds gets SIGKILL 50 times and ends with the result of an undisturbed one."""
     script = tmp_path / "observer.py"

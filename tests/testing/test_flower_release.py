@@ -77,6 +77,7 @@ def test_unequal_weights_fail_and_equal_ones_pass():
         assert_private(strategy_release(strategy), weights=[10.0] * 5 + [1.0] * 45, **CHECK)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("wrapper", "mods"),
     [
