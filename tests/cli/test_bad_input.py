@@ -120,6 +120,7 @@ def test_a_full_disk_never_exits_with_the_code_of_a_verdict(stream, tmp_path):
     assert found.returncode == (0 if stream == "stderr" else 2)
 
 
+@pytest.mark.full
 def test_streams_closed_by_the_parent_never_give_the_code_of_a_verdict(tmp_path):
     for closed in ("2>&-", ">&-", ">&- 2>&-"):
         words = f"{sys.executable} -m coalmine verdict {tmp_path / 'none'} {closed}"

@@ -11,6 +11,9 @@ import pytest
 
 from coalmine import Audit, mechanism_epsilon
 
+sys.path.insert(0, str(Path(__file__).parent))
+from in_process import called
+
 sys.path.insert(0, str(Path(__file__).parents[1] / "report"))
 from chromium import Chromium
 
@@ -33,8 +36,10 @@ with Audit({dim}, **settings) as audit:
         release = audit.updates(present, 1.0) + noise * rng.normal(size={dim})
         audit.observe_round(number, release, present=present, others=np.zeros({dim}), clip_norm=1.0)
         time.sleep(pause)
-        while pause and number == rounds - 1 and not seen.exists():
+        waits = 6_000 if pause and number == rounds - 1 else 0
+        while waits and not seen.exists():
             time.sleep(0.05)
+            waits -= 1
     audit.finish(claim={claim})
 """
 
@@ -46,9 +51,8 @@ def trainer(directory, *, noise, rounds=40, pause=0.0):
     return subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.DEVNULL)
 
 
-def watch(*arguments, **options):
-    command = [sys.executable, "-m", "coalmine", "watch", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, timeout=120, **options)
+def watch(*arguments):
+    return called("watch", *arguments)
 
 
 def wait_for(path):
@@ -134,8 +138,7 @@ def test_bad_options_are_one_line_and_exit_code_2(honest, arguments, said):
 
 
 def test_a_run_cannot_stop_at_alarms_without_a_claim(tmp_path):
-    command = [sys.executable, "-m", "coalmine", "run", "--stop-on-violation", "--out", str(tmp_path / "run")]
-    done = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, timeout=60)
+    done = called("run", "--stop-on-violation", "--out", tmp_path / "run")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "coalmine: --stop-on-violation needs a --claim that a round can refute\n"
     assert not (tmp_path / "run").exists()

@@ -51,6 +51,7 @@ def test_the_simultaneous_bound_is_tight(name, least):
     assert study.run_cell(name, 200)["simultaneous"]["mean"] >= 0.98 * least
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "name", names(r"interval/(estimated-null|k=(300|5000)/ratio=(0\.8|1\.0|1\.25)/mean=(0\.0|0\.5|5\.0))")
 )

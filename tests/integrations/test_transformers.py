@@ -83,6 +83,7 @@ def test_a_refused_second_training_leaves_the_first_audit(tmp_path):
         trainer.train()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("mode", ["hooks", "ghost"])
 def test_a_trainer_resumes_in_the_middle_of_an_epoch_with_the_audits_directory(mode, tmp_path):
     saving = {"save_strategy": "steps", "save_steps": 3}
@@ -98,6 +99,7 @@ def test_a_trainer_resumes_in_the_middle_of_an_epoch_with_the_audits_directory(m
     assert callback.audit.last_round == 6
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("mode", ["hooks", "ghost"])
 def test_a_trainer_evaluates_during_training(mode, tmp_path):
     case, callback = make(mode=mode), audited(**SETTINGS)
