@@ -137,12 +137,12 @@ def test_a_run_stopped_by_a_signal_prints_how_to_resume(name, tmp_path):
         "preexec_fn": lambda: signal.signal(getattr(signal, name), signal.SIG_DFL)
     }  # the tests may run under nohup
     process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **heard)
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 400
     while not (run / "metrics.jsonl").exists() and time.monotonic() < deadline:
         time.sleep(0.1)
     number = getattr(signal, name)
     process.send_signal(number)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=200)
     assert process.returncode == 128 + number, err
     assert err.strip().splitlines()[-1].endswith(f"continue with: coalmine resume {run}")
 

@@ -792,7 +792,7 @@ def test_the_example_passes_and_reports_the_accountants_epsilon(tmp_path, mode):
     (tmp_path / "canary-seed").write_text("the seed of this test\n")
     done = subprocess.run(
         [sys.executable, str(script), "--epochs", "2", "--mode", mode, "--out", str(tmp_path)],
-        env=os.environ | {"OMP_NUM_THREADS": "1"}, cwd=tmp_path, capture_output=True, text=True, timeout=200,
+        env=os.environ | {"OMP_NUM_THREADS": "1"}, cwd=tmp_path, capture_output=True, text=True, timeout=600,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
     result = json.loads((tmp_path / "result.json").read_text())

@@ -25,7 +25,7 @@ LOST = re.compile(
 
 def lose(folder, lost, how, store):
     """The output of each rank before and after another is lost."""
-    with Ranks(folder, "reduce_ranks.py", 2, size=3, store=store) as ranks:
+    with Ranks(folder, "reduce_ranks.py", 5, size=3, store=store) as ranks:
         for rank in range(3):
             ranks.wait_for(rank, "summing")
         ranks.send(lost, how)
@@ -63,7 +63,7 @@ def check_lost(printed, lost, named):
         one = json.loads(lines[2])
         assert LOST.fullmatch(one["error"]), one
         assert one["error"].startswith(named)
-        assert one["seconds"] < 40  # after the 2 seconds given, not the 50 of the default
+        assert one["seconds"] < 40  # after the 5 seconds given, not the 50 of the default
 
 
 @pytest.mark.full

@@ -18,6 +18,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent))
 from commands import command, lines_of
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
 from coalmine.audit.audit import Audit
 from coalmine.data import data_folder
 from coalmine.simulation import RunConfig
@@ -34,6 +35,7 @@ from coalmine.simulation.models import cnn_dropout, mlp
 from coalmine.simulation.population import random_partition
 from coalmine.simulation.tasks import Task
 from coalmine.simulation.training_run import prepared
+from ports import free_ports
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="needs Linux")
 CONFIG = """
@@ -240,7 +242,7 @@ def test_an_interrupt_signal_is_not_reported_as_a_lost_rank(folder):
     [follower] = going.children
     for process in (follower, going.process.pid):
         os.kill(process, signal.SIGTERM)
-    assert going.wait(60) == 128 + signal.SIGTERM
+    assert going.wait(200) == 128 + signal.SIGTERM
     line = f"coalmine: interrupted by SIGTERM; continue with: coalmine resume {folder / 'stopped'}"
     assert going.errors.strip() == line
 
@@ -255,7 +257,7 @@ def test_run_resumes_bit_for_bit_after_a_rank_is_killed(folder, whole, victim):
     [follower] = going.children
     began = time.monotonic()
     os.kill(follower if victim == "rank 1" else going.process.pid, signal.SIGKILL)
-    code = going.wait(60)
+    code = going.wait(200)
     if victim == "rank 1":
         assert code == 2
         [line] = going.errors.splitlines()
@@ -325,16 +327,14 @@ def test_the_cnn_on_mnist_is_resumed_bit_for_bit(tmp_path):
     going.wait_for(lambda: lines_of(tmp_path / "killed" / "metrics.jsonl") > 1, seconds=900)
     [follower] = going.children
     os.kill(follower, signal.SIGKILL)
-    assert going.wait(60) == 2
+    assert going.wait(200) == 2
     resumed = command(tmp_path / "resumed.txt", "resume", tmp_path / "killed", "--no-page", "-q")
     assert resumed.wait(900) == 0, resumed.errors
     assert_same(tmp_path / "killed", tmp_path / "whole")
 
 
 def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    return free_ports(1)[0]
 
 
 def variables(rank, size, port):
@@ -349,7 +349,7 @@ def test_ranks_started_with_environment_variables_give_the_same_result(folder, w
     ranks = [run_of(folder, "outer", **variables(rank, 2, port)) for rank in range(2)]
     ranks[0].wait_for(lambda: lines_of(folder / "outer" / "metrics.jsonl") > 5)
     ranks[1].process.kill()
-    assert ranks[0].wait(60) == 2
+    assert ranks[0].wait(200) == 2
     assert "rank 1 of 2 no longer takes part" in ranks[0].errors
     refused = command(folder / "refused.txt", "resume", folder / "outer", **variables(0, 3, port))
     assert refused.wait() == 2
