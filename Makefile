@@ -2,16 +2,25 @@
 PYTHON ?= python3
 EXTRAS ?= simulation,report,parquet
 BIN := .venv/bin
+PYTEST := $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: run test check docs docs-serve bench fuzz studies lowest newest clean wheel dist
+.PHONY: run test test-full test-all check docs docs-serve bench fuzz studies lowest newest clean wheel dist
 .DELETE_ON_ERROR:
 
 run: .venv/core.done
 	$(BIN)/coalmine run
 
-test: .venv/dev.done wheel
-	$(BIN)/python -m pytest -m "not slow" --numprocesses auto --maxprocesses 4 --dist loadfile
+# Something of every package and integration, in at most five minutes on two cores.
+test: .venv/dev.done
+	$(PYTEST) -m "not full and not slow"
+
+# The rest: real processes, browsers, long simulations, and the wheel.
+test-full: .venv/dev.done wheel
+	$(PYTEST) -m "full and not slow"
+
+test-all: .venv/dev.done wheel
+	$(PYTEST) -m "not slow"
 
 check: .venv/dev.done docs
 	$(BIN)/ruff format --check .

@@ -9,6 +9,14 @@ settings.load_profile("coalmine")
 collect_ignore = ["audit/jax_eight_devices.py", "simulation/command_runner.py"]  # scripts that tests run
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest selects by marks
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A test in a browser is not one of the quick ones."""
+    for item in items:
+        if "browser" in getattr(item, "fixturenames", ()):
+            item.add_marker("full")
+
+
 @pytest.fixture(autouse=True)
 def _restore_logger() -> Iterator[None]:
     """Undo the log level and handlers that a command called in this process sets."""

@@ -63,6 +63,7 @@ def test_output_must_be_as_shown():
     assert not matches("PASS\n", "a warning\nPASS\n")
 
 
+@pytest.mark.full
 def test_the_unit_test_of_the_tutorial_passes_and_fails_as_shown(tmp_path):
     assert follow("privacy-test", tmp_path) == 3
 

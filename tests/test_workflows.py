@@ -2,6 +2,7 @@
 
 import re
 import shlex
+import tomllib
 from pathlib import Path
 
 import click
@@ -44,7 +45,7 @@ def test_workflows_only_read_the_repository(path):
     assert "secrets." not in path.read_text()
     assert "permissions" not in str(workflow["jobs"])
     checkouts = [step for step in steps(path) if step.get("uses", "").startswith("actions/checkout@")]
-    assert [step["with"]["persist-credentials"] for step in checkouts] == [False]
+    assert [step["with"]["persist-credentials"] for step in checkouts] == [False] * len(workflow["jobs"])
     assert all(job["timeout-minutes"] <= 90 for job in workflow["jobs"].values())
     assert workflow[True]  # YAML 1.1 reads "on" as true
 
@@ -66,10 +67,29 @@ def test_the_site_is_published_by_a_job_that_may_do_nothing_else():
 
 def test_our_workflow_runs_the_ci_script():
     commands = [step["run"] for step in steps(OWN) if "run" in step]
-    assert commands == [".ci/run"]
+    assert commands == [".ci/run", "make ${{ matrix.target }}"]
     script = ROOT / ".ci" / "run"
     assert script.stat().st_mode & 0o100
     assert "python:3.11" in yaml.safe_load(OWN.read_text())["jobs"]["ci"]["container"]
+
+
+def test_every_python_is_tested_and_every_target_exists():
+    jobs = yaml.safe_load(OWN.read_text())["jobs"]
+    cases = jobs["versions"]["strategy"]["matrix"]["include"]
+    pythons = {case["python"] for case in cases} | {jobs["ci"]["container"].partition(":")[2].partition("-")[0]}
+    classifiers = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["classifiers"]
+    assert pythons == {line.rpartition(" ")[2] for line in classifiers if line.startswith("Programming Language")}
+    for case in cases:
+        assert re.search(rf"^([\w -]+ )?{case['target']}( [\w -]+)?:", (ROOT / "Makefile").read_text(), flags=re.M)
+
+
+def test_ci_runs_what_make_test_leaves_out():
+    """The two selections of .ci/run have every test that is no study, each once."""
+    recipes = dict(re.findall(r'^([\w-]+):.*\n\t\$\(PYTEST\) -m "(.*)"$', (ROOT / "Makefile").read_text(), flags=re.M))
+    assert recipes == {"test": "not full and not slow", "test-full": "full and not slow", "test-all": "not slow"}
+    script = (ROOT / ".ci" / "run").read_text()
+    assert "export COALMINE_FORBID_SKIPS=1" in script
+    assert re.search(r'^for target in test test-full; do.*\n    make "\$target"', script, flags=re.M)
 
 
 def test_the_template_uploads_the_report_that_its_check_writes():

@@ -49,7 +49,9 @@ def test_known_others_recovers_the_analytical_epsilon(noise_multiplier, presenta
         {"presentations": 4},
         {"presentations": 4, "momentum": 0.9},
         {"momentum": 0.9},
-        {"kind": "sphere", "dim": 600, "canaries": 60, "unobserved": 300, "rounds": 4},
+        pytest.param(
+            {"kind": "sphere", "dim": 600, "canaries": 60, "unobserved": 300, "rounds": 4}, marks=pytest.mark.full
+        ),
     ],
     ids=str,
 )
@@ -105,6 +107,7 @@ def test_momentum_is_undone():
     assert raw.result().adversaries["known-round"].headline.estimate.epsilon < row.estimate.epsilon
 
 
+@pytest.mark.full
 def test_sphere_canaries_recover_the_analytical_epsilon():
     audit = train(kind="sphere", dim=4_000, canaries=200, unobserved=200, noise_multiplier=0.5, seed=4)
     row = audit.result().adversaries["known-others"].headline

@@ -99,6 +99,7 @@ def test_scale_and_scores_agree_with_dense_canaries(layout, kind):
     np.testing.assert_allclose(rows @ rows.T, np.eye(CANARIES), atol=1e-10)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_unobserved_scores_follow_the_null_whatever_the_vector(layout):
     """Each seed's scores are tested against the package's null (Kolmogorov-Smirnov); the p-values must be uniform.
@@ -259,6 +260,7 @@ def coverage_run(layout, kind, seed, *, std, rounds=1, rung="known-round"):
     return row.estimate.interval.low <= truth <= row.estimate.interval.high, row.lower_bound <= truth
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("layout", "kind", "options"),
     [
@@ -324,6 +326,7 @@ def one_draw_for_all_blocks(rng, number, seed, blocks, layers):
     return np.concatenate([np.random.default_rng([seed, number]).normal(size=size) for size in blocks])
 
 
+@pytest.mark.full
 def test_honest_runs_in_blocks_raise_no_gauge():
     """13 runs of about 25 gauges at 1e-4 each, and the rank gauge at 2e-3: a false alarm has probability below 6 %."""
     for layout, runs in (("three", 6), ("ranks", 6), ("many", 1)):

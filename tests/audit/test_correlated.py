@@ -57,6 +57,7 @@ def slope_error(audit) -> float:
     return float((signal.beta - 1 / NOISE) / error)
 
 
+@pytest.mark.full
 @both
 @pytest.mark.parametrize("presentations", [1, 3])
 def test_known_others_recovers_the_analytical_epsilon(law, presentations):

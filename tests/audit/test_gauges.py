@@ -38,6 +38,7 @@ def test_an_honest_run_raises_no_gauge():
         }
 
 
+@pytest.mark.full
 def test_an_honest_run_with_sphere_canaries_raises_no_gauge():
     """Sphere canaries overlap: m of them carry md/(m + d) degrees of freedom."""
     for seed in range(5):

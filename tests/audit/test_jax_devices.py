@@ -78,6 +78,7 @@ def assert_same_records(one, other):
     np.testing.assert_allclose(one.log.final.update_cosines, other.log.final.update_cosines, atol=1e-6)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("blocks", [None, [3_000, DIM - 3_000]], ids=["one block", "two blocks"])
 def test_a_model_on_a_device_has_the_records_of_numpy(devices, blocks):
     expected = train(Audit.for_model(model(np.asarray), blocks=blocks, **SETTINGS), np.asarray)
@@ -95,6 +96,7 @@ def test_a_flat_vector_on_a_device_has_the_records_of_numpy(devices):
     assert_same_records(train(Audit(DIM, **SETTINGS), jnp.asarray, flat=True), expected)
 
 
+@pytest.mark.full
 def test_only_scores_reach_the_host(devices):
     """Of 70,000 coordinates at most a sample of a few thousand is read, in any round."""
     shapes = {"w": (300, 200), "b": (10_000,)}

@@ -184,6 +184,7 @@ def test_no_amplified_claim_passes_on_shuffling():
     assert audited(below, present).verdict.outcome == "VIOLATION"
 
 
+@pytest.mark.full
 def test_fixed_size_called_poisson_is_a_violation_and_passes_restated():
     """With all others at -1 the target leaves a gap: fixed cohorts then give away more than Poisson's epsilon."""
     fixed = FixedSize(400, 4_000, rounds=60)
@@ -205,6 +206,7 @@ def test_random_allocation_passes():
     assert audited(claimed(scheme), picked(scheme)).verdict.outcome == "PASS"
 
 
+@pytest.mark.full
 def test_the_same_order_in_every_epoch_is_a_violation():
     scheme = RandomAllocation(10, 6)
     claim = claimed(scheme)
@@ -311,7 +313,7 @@ def test_a_constant_cohort_size_does_not_exclude_fixed_cohorts():
     assert "fixed cohorts cannot be excluded" in result.legs["sampling"].reason
 
 
-@pytest.mark.parametrize("epsilon", [1e-3, 1e3, 1e20, 1e100])
+@pytest.mark.parametrize("epsilon", [1e-3, pytest.param(1e3, marks=pytest.mark.full), 1e20, 1e100])
 def test_absurd_claims_have_a_verdict(epsilon):
     claim = Claim(epsilon, sampling=POISSON, sampler_observed=True)
     assert audited(claim, picked(POISSON)).verdict.outcome == ("VIOLATION" if epsilon < 1 else "PASS")

@@ -51,6 +51,7 @@ def test_moments_agree_with_numpy():
     np.testing.assert_allclose(moments, expected, rtol=1e-12)
 
 
+@pytest.mark.full
 def test_the_standardised_kurtosis_is_standard_normal():
     """Two-sided tails at 1e-3 of 40,000 draws with a known mean, compared with scipy's test for an estimated mean."""
     rng = np.random.default_rng(1)

@@ -19,6 +19,7 @@ def test_half_as_many_canaries_as_dimensions_reaches_the_papers_precision(noise,
     assert audit.null.std() <= spread
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", ["rotated", "sphere"])
 @pytest.mark.parametrize("signal_norm", [0.0, 3.0])
 def test_simulated_and_measured_cosines_have_the_same_law(kind, signal_norm):
@@ -98,6 +99,7 @@ def test_command():
     assert len(found["null"]["values"]) == found["runs"] == 5
 
 
+@pytest.mark.full
 def test_reproduction_of_table_2():
     """Six runs per cell: each cell lies within five standard errors of the printed mean (both have errors)."""
     from coalmine.reproduction import table_2

@@ -24,6 +24,7 @@ def test_broken_pipelines_do_not_pass(name):
     assert all(ROWS[name].run(seed, declared=declared)["outcome"] != "PASS" for seed, declared in RUNS)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", HONEST)
 def test_honest_pipelines_are_not_violations(name):
     """Each run errs with probability at most 1 %; these seeds do not. The rank gauge prevents a PASS in 0.2 % of runs."""
@@ -89,6 +90,7 @@ def test_tables_replace_the_text_between_their_markers():
         study.put_between_markers(text, "nothing", "x")
 
 
+@pytest.mark.full
 def test_finished_runs_are_not_run_again(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(study, "RESULTS", tmp_path / "trust.jsonl")
     (tmp_path / "trust.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records()))

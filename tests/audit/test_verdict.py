@@ -110,6 +110,7 @@ def test_final_never_passes_a_mechanism_claim():
         assert found.adversaries[name].verdict.outcome == "UNDERPOWERED"
 
 
+@pytest.mark.full
 def test_an_amplified_claim_is_not_about_known_rounds():
     """A correct known-others gives 4.9 at R = 1 where one of eight hidden rounds gives 3.3: not a violation."""
     audit, scheme = train(**SMALL), RandomAllocation(8)
@@ -124,6 +125,7 @@ def test_an_amplified_claim_is_not_about_known_rounds():
     assert audit.result(claim=float(accounted)).verdict.outcome == "VIOLATION"
 
 
+@pytest.mark.full
 def test_an_amplified_claim_is_refuted_by_a_tenth_of_the_noise():
     found = verdict(train(signal=0.0, noise_multiplier=0.1, **SMALL), Claim(0.5, sampling=RandomAllocation(8)))
     assert (found.outcome, found.leg) == ("VIOLATION", "noise")

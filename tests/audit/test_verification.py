@@ -249,6 +249,7 @@ def test_an_audit_knows_whether_it_is_a_demonstration(tmp_path, seed, expected, 
             assert again.demonstration is expected
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("core", ["Haswell", "Prescott", "Sandybridge", "Nehalem"])
 def test_a_run_is_verified_on_another_processor(honest, core):
     """OpenBLAS uses other kernels there, whose sums differ in the last digits."""

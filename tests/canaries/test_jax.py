@@ -200,6 +200,7 @@ def on_eight_devices(code: str) -> str:
     return done.stdout
 
 
+@pytest.mark.full
 def test_eight_devices_give_the_cosines_of_one():
     code = """
 import jax, jax.numpy as jnp, numpy as np
@@ -227,6 +228,7 @@ print("same")
     assert on_eight_devices(code) == "same\n"
 
 
+@pytest.mark.full
 def test_sharded_canaries_equal_blocked_canaries_and_transfer_only_scores():
     code = """
 import re

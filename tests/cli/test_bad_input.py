@@ -109,6 +109,7 @@ def test_a_damaged_record_is_a_one_line_error(tmp_path, capsys):
         assert (code, len(err.splitlines())) == (2, 1), settings
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("stream", ["stdout", "stderr", "both"])
 def test_a_full_disk_never_exits_with_the_code_of_a_verdict(stream, tmp_path):
     with Path("/dev/full").open("w") as full:
@@ -119,12 +120,14 @@ def test_a_full_disk_never_exits_with_the_code_of_a_verdict(stream, tmp_path):
     assert found.returncode == (0 if stream == "stderr" else 2)
 
 
+@pytest.mark.full
 def test_streams_closed_by_the_parent_never_give_the_code_of_a_verdict(tmp_path):
     for closed in ("2>&-", ">&-", ">&- 2>&-"):
         words = f"{sys.executable} -m coalmine verdict {tmp_path / 'none'} {closed}"
         assert subprocess.run(["bash", "-c", words], capture_output=True).returncode == 2
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP", "SIGINT"])
 def test_a_run_stopped_by_a_signal_prints_how_to_resume(name, tmp_path):
     pytest.importorskip("torch")
@@ -134,12 +137,12 @@ def test_a_run_stopped_by_a_signal_prints_how_to_resume(name, tmp_path):
         "preexec_fn": lambda: signal.signal(getattr(signal, name), signal.SIG_DFL)
     }  # the tests may run under nohup
     process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **heard)
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 400
     while not (run / "metrics.jsonl").exists() and time.monotonic() < deadline:
         time.sleep(0.1)
     number = getattr(signal, name)
     process.send_signal(number)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=200)
     assert process.returncode == 128 + number, err
     assert err.strip().splitlines()[-1].endswith(f"continue with: coalmine resume {run}")
 
@@ -175,6 +178,7 @@ def test_a_symlink_in_place_of_the_temporary_file_is_not_followed(tmp_path, monk
     assert (tmp_path / "result.json").read_bytes() == b"new"
 
 
+@pytest.mark.full
 @pytest.mark.skipif(os.geteuid() != 0 or shutil.which("setpriv") is None, reason="needs root and setpriv")
 def test_commands_work_for_a_user_without_a_home(tmp_path):
     tmp_path.chmod(0o777)

@@ -26,11 +26,11 @@ def coalmine(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 def test_version_and_help():
     assert coalmine("--version").stdout == f"coalmine {__version__}\n"
-    assert "mechanism-epsilon" in coalmine("--help").stdout
+    assert "mechanism-epsilon" in called("--help").stdout
 
 
 def test_mechanism_prints_the_papers_noise_levels():
-    done = coalmine(
+    done = called(
         "mechanism-epsilon", "--noise-multiplier", "0.0496", "--noise-multiplier", "0", "--delta", "8.2e-7", "--json"
     )
     rows = json.loads(done.stdout)

@@ -58,7 +58,7 @@ def to_lines(values: np.ndarray) -> list[str]:
 def test_estimates_match_the_authors_code_for_a_closed_form_null(tmp_path, shift, fitted, bound):
     """The authors' code gives these for normal quantiles at significance 0.05; it uses a normal null at this dim."""
     np.save(tmp_path / "scores.npy", shifted(shift))
-    found = estimate(tmp_path / "scores.npy", "--null-std", 1 / math.sqrt(DIM), run=coalmine)
+    found = estimate(tmp_path / "scores.npy", "--null-std", 1 / math.sqrt(DIM))
     assert found["paper"]["epsilon"] == pytest.approx(fitted, abs=2e-6)
     assert found["paper"]["lower_bound"] == pytest.approx(bound, abs=2e-6)
     assert found["lower_bound"] < found["paper"]["lower_bound"]
@@ -169,7 +169,7 @@ def test_a_normal_null_equals_the_cosine_null_in_many_dimensions(one_sample):
 
 
 def test_the_table_names_everything_and_calls_no_estimate_a_bound():
-    done = coalmine("estimate", "-", "--dim", DIM, "--delta", DELTA, "--confidence", 0.9, stdin=text(to_lines(SCORES)))
+    done = called("estimate", "-", "--dim", DIM, "--delta", DELTA, "--confidence", 0.9, stdin=text(to_lines(SCORES)))
     for words in ("estimate", "interval, 90 %", "lower bound, 90 %", "floor", "Anderson-Darling", "variance: null"):
         assert words in done.stdout
     assert "the paper's estimate (not a bound)" in done.stdout
@@ -184,9 +184,9 @@ def judged(mean: float, *options: object, run=called) -> dict:
 
 def test_a_true_claim_passes_and_twice_the_noise_is_a_violation():
     z = honest_noise(3.0, DELTA)
-    passed = judged(1 / z, "--claim", 3, "--known-others", run=coalmine)
+    passed = judged(1 / z, "--claim", 3, "--known-others")
     assert (passed["verdict"], passed["exit_code"]) == ("PASS", 0)
-    violated = judged(2 / z, "--claim", 3, run=coalmine)
+    violated = judged(2 / z, "--claim", 3)
     assert (violated["verdict"], violated["exit_code"]) == ("VIOLATION", 1)
     assert "lower bound" in violated["reason"]
 
@@ -199,7 +199,7 @@ def test_the_mean_is_tested_at_0_2_percent(level, verdict):
 
 
 def test_scores_without_a_signal_confirm_no_claim():
-    found = judged(0.0, "--claim", 3, run=coalmine)
+    found = judged(0.0, "--claim", 3)
     assert (found["verdict"], found["exit_code"]) == ("UNDERPOWERED", 3)
     assert any("nothing was detected" in warning for warning in found["warnings"])
 
@@ -326,7 +326,7 @@ def test_a_bad_file_is_one_line_and_exit_code_2(name, tmp_path):
     ],
 )
 def test_a_bad_source_is_one_line_and_exit_code_2(arguments, message):
-    assert_bad_input(coalmine("estimate", *arguments, "--delta", "1e-6"), message)
+    assert_bad_input(called("estimate", *arguments, "--delta", "1e-6"), message)
 
 
 @pytest.mark.parametrize(
@@ -386,10 +386,10 @@ def test_damaged_numpy_files_are_one_line(tmp_path):
     np.save(path, np.linspace(-1, 3, 12, dtype="<f4"))
     content = path.read_bytes()
     path.write_bytes(content.replace(b"(12,), ", b"(12L,),"))
-    done = coalmine("estimate", str(path), "--null-std", "1", "--delta", "1e-6")
+    done = called("estimate", str(path), "--null-std", "1", "--delta", "1e-6")
     assert (done.returncode, done.stderr) == (0, "")
     path.write_bytes(content[:-4] + b"\x01\x00\xa0\x7f")
-    done = coalmine("estimate", str(path), "--null-std", "1", "--delta", "1e-6")
+    done = called("estimate", str(path), "--null-std", "1", "--delta", "1e-6")
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1
     assert "finite" in done.stderr

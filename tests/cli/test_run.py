@@ -20,26 +20,35 @@ from typing import Any
 import numpy as np
 import pytest
 
+sys.path.insert(0, str(Path(__file__).parent))
+from in_process import called
+
 from coalmine import Poisson, amplified_epsilon, mechanism_epsilon
 from coalmine.cli import main as cli
 
 pytest.importorskip("torch")
 
 SHORT = ("--rounds", "30", "--canaries", "200")
-CONFIG = "checkpoint_every = 4\n"
+CONFIG = "checkpoint_every = 4\n[engine]\nthreads = 1\njobs = 1\n"
 # One thread: with other tests running, two would wait for each other. No .pyc files: the file size limit is not for them.
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
 
 
+def pageless(*arguments: object) -> list[str]:
+    """The arguments, without the report unless a test requests it: drawing it takes as long as the run."""
+    drawn = {"--page", "--no-page"} & set(arguments) or arguments[0] not in ("run", "resume")
+    return [*map(str, arguments), *([] if drawn else ["--no-page"])]
+
+
 def command(*arguments: object) -> list[str]:
-    """The command line, without the report unless a test requests it: drawing it takes as long as the run."""
-    pageless = (
-        [] if {"--page", "--no-page"} & set(arguments) or arguments[0] not in ("run", "resume") else ["--no-page"]
-    )
-    return [sys.executable, "-m", "coalmine", *map(str, arguments), *pageless]
+    return [sys.executable, "-m", "coalmine", *pageless(*arguments)]
 
 
-def coalmine(*arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
+def coalmine(*arguments: object) -> subprocess.CompletedProcess[str]:
+    return called(*pageless(*arguments))
+
+
+def in_a_process(*arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command(*arguments), capture_output=True, text=True, env=ENVIRONMENT, **options)
 
 
@@ -141,6 +150,7 @@ def test_a_run_can_be_verified(finished):
     assert "got an archive of several arrays" in refused.stderr
 
 
+@pytest.mark.full
 def test_resume_after_kill_gives_identical_results(finished, tmp_path):
     """Killed during training, as soon as this many rounds are on disk."""
     for wanted in (2, 17):
@@ -152,7 +162,7 @@ def test_resume_after_kill_gives_identical_results(finished, tmp_path):
         process.send_signal(signal.SIGKILL)
         assert process.wait() == -signal.SIGKILL
         assert not (folder / "result.json").exists()
-        done = coalmine("resume", folder)
+        done = in_a_process("resume", folder)
         assert done.returncode == 0, done.stderr
         for name in ("result.json", "model.npy", "audit/rounds.log"):
             assert (folder / name).read_bytes() == (finished / name).read_bytes()
@@ -179,7 +189,7 @@ def test_resume_after_kills_at_random_instants(tmp_path):
         process.wait()
         caught += (folder / "config.toml").exists() and not (folder / "result.json").exists()
         # A run killed before there was anything to resume starts again.
-        done = coalmine("resume", folder) if (folder / "config.toml").exists() else coalmine(*arguments, folder)
+        done = in_a_process("resume", folder) if (folder / "config.toml").exists() else in_a_process(*arguments, folder)
         assert done.returncode == 0, done.stderr
         for name in ("result.json", "model.npy", "audit/rounds.log"):
             assert (folder / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
@@ -242,6 +252,7 @@ def test_damaged_checkpoints_are_rejected_and_training_can_restart(finished, tmp
     assert (folder / "result.json").read_bytes() == (finished / "result.json").read_bytes()
 
 
+@pytest.mark.full
 def test_a_full_disk_is_one_line_and_the_run_can_be_resumed(finished, tmp_path):
     """A limit on the file size stands in for the full disk: the write that exceeds it fails."""
     folder = tmp_path / "run"
@@ -251,7 +262,7 @@ def test_a_full_disk_is_one_line_and_the_run_can_be_resumed(finished, tmp_path):
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (150_000, 150_000))
 
-    done = coalmine(*arguments, preexec_fn=limited)
+    done = in_a_process(*arguments, preexec_fn=limited)
     failed_with(done, f"writing {folder} failed", f"`coalmine resume {folder}` continues the run")
     assert not (folder / "result.json").exists()
     assert coalmine("resume", folder).returncode == 0
@@ -408,13 +419,14 @@ def test_a_folder_that_cannot_be_written_is_one_line(tmp_path, capsys):
         assert "Permission denied" in fails_here(capsys, "run", *SHORT, "--out", tmp_path / "closed" / "run")
 
 
+@pytest.mark.full
 def test_a_second_process_cannot_write_to_the_run(finished):
     from coalmine.storage.run_directory import RunDirectory
 
     home = RunDirectory(finished)
     home.lock()
     try:
-        failed_with(coalmine("resume", finished), "is being written by another process")
+        failed_with(in_a_process("resume", finished), "is being written by another process")
     finally:
         home.close()
 
@@ -621,6 +633,7 @@ def test_an_analytical_epsilon_of_zero_cannot_be_claimed(tmp_path):
         assert ("there is no claim to judge" in " ".join(done.stderr.split())) == bool(claim)
 
 
+@pytest.mark.full
 def test_quiet_prints_the_verdict_in_any_encoding(tmp_path):
     settings = ("--rounds", 3, "--canaries", 20, "--claim", 1, "--no-page", "--out", tmp_path / "run")
     poor = ENVIRONMENT | {"PYTHONIOENCODING": "latin-1"}

@@ -20,6 +20,7 @@ def test_selftest_lists_what_detected_each_fault():
     assert "nothing, as expected" in without
 
 
+@pytest.mark.full
 def test_selftest_prints_the_margin_of_each_detection():
     """The value and limit of the gauge or rung; a fault that cannot be detected has a reason, too."""
     names = ("small-tensor-without-noise", "noise-on-one-layer", "clip-forgotten-at-scale-1", "weighted-mean-declared")

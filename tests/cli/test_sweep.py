@@ -70,6 +70,7 @@ def test_a_sweep_ends_with_the_table_of_its_runs(swept):
     assert (swept / "sweep.toml").read_text() == TINY
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("jobs", "killed"), [(1, NAMES[0]), pytest.param(2, NAMES[1], marks=pytest.mark.slow)])
 def test_restart_after_kill_gives_identical_results(swept, tmp_path, jobs, killed):
     """Killed by kill -9 during training: the same command continues, whatever the processes left behind."""
@@ -167,9 +168,9 @@ def test_a_run_that_is_not_finished_is_left_out_of_the_comparison(swept, tmp_pat
     assert "not finished" in " ".join(err.split())
 
 
-def test_a_number_in_place_of_a_section_is_rejected(tmp_path):
+def test_a_number_in_place_of_a_section_is_rejected(tmp_path, capsys):
     (tmp_path / "grid.toml").write_text('privacy = 1\n[sweep]\n"privacy.noise_multiplier" = [0.5]\n')
-    done = coalmine("sweep", tmp_path / "grid.toml", "--out", tmp_path / "runs")
-    assert done.returncode == 2
-    assert "privacy must be a section, since the sweep names privacy.noise_multiplier; got 1" in done.stderr
+    code, _, err = here(capsys, "sweep", tmp_path / "grid.toml", "--out", tmp_path / "runs")
+    assert code == 2
+    assert "privacy must be a section, since the sweep names privacy.noise_multiplier; got 1" in err
     assert not (tmp_path / "runs").exists()

@@ -11,6 +11,9 @@ import pytest
 
 from coalmine import Audit, mechanism_epsilon
 
+sys.path.insert(0, str(Path(__file__).parent))
+from in_process import called
+
 sys.path.insert(0, str(Path(__file__).parents[1] / "report"))
 from chromium import Chromium
 
@@ -19,10 +22,12 @@ CLAIM = mechanism_epsilon(1.0, delta=DELTA)
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1"}
 TRAINER = """
 import sys, time
+from pathlib import Path
 import numpy as np
 from coalmine import Audit
 
 directory, noise, rounds, pause = sys.argv[1], float(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4])
+seen = Path(directory).with_name("seen")
 settings = dict(canaries={canaries}, seed=b"a secret of this test", delta={delta}, rounds=40, directory=directory)
 with Audit({dim}, **settings) as audit:
     rng = np.random.default_rng(1)
@@ -31,20 +36,23 @@ with Audit({dim}, **settings) as audit:
         release = audit.updates(present, 1.0) + noise * rng.normal(size={dim})
         audit.observe_round(number, release, present=present, others=np.zeros({dim}), clip_norm=1.0)
         time.sleep(pause)
+        waits = 6_000 if pause and number == rounds - 1 else 0
+        while waits and not seen.exists():
+            time.sleep(0.05)
+            waits -= 1
     audit.finish(claim={claim})
 """
 
 
 def trainer(directory, *, noise, rounds=40, pause=0.0):
-    """A training run in its own process."""
+    """A training run in its own process. With pauses, the last round waits for a file `seen` beside the directory."""
     script = TRAINER.format(dim=DIM, canaries=CANARIES, delta=DELTA, claim=CLAIM)
     command = [sys.executable, "-c", script, str(directory), str(noise), str(rounds), str(pause)]
     return subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.DEVNULL)
 
 
-def watch(*arguments, **options):
-    command = [sys.executable, "-m", "coalmine", "watch", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, timeout=120, **options)
+def watch(*arguments):
+    return called("watch", *arguments)
 
 
 def wait_for(path):
@@ -58,7 +66,7 @@ def wait_for(path):
 @pytest.fixture(scope="module")
 def honest(tmp_path_factory):
     home = tmp_path_factory.mktemp("honest") / "run"
-    assert trainer(home, noise=1.0).wait(60) == 0
+    assert trainer(home, noise=1.0).wait(120) == 0
     return home
 
 
@@ -66,13 +74,14 @@ def honest(tmp_path_factory):
 def broken(tmp_path_factory):
     """A run that stopped in the middle and left no result."""
     home = tmp_path_factory.mktemp("broken") / "run"
-    assert trainer(home, noise=0.5, rounds=10).wait(60) == 0
+    assert trainer(home, noise=0.5, rounds=10).wait(120) == 0
     (home / "result.json").unlink()
     return home
 
 
+@pytest.mark.full
 def test_an_alarm_ends_watching_with_exit_code_1_and_runs_the_command(tmp_path):
-    process = trainer(tmp_path / "run", noise=0.5, pause=0.2)
+    process = trainer(tmp_path / "run", noise=0.5, pause=0.1)
     try:
         wait_for(tmp_path / "run" / "audit" / "rounds.log")
         command = f"kill -TERM {process.pid}; echo \"$COALMINE_ALARM\" > '{tmp_path}/alarm'"
@@ -82,7 +91,7 @@ def test_an_alarm_ends_watching_with_exit_code_1_and_runs_the_command(tmp_path):
         assert done.returncode == 1, done.stderr
         assert "Alarm in round" in done.stdout
         assert (tmp_path / "alarm").read_text().startswith("alarm in round ")
-        assert process.wait(20) == -15  # the command stopped the training
+        assert process.wait(60) == -15  # the command stopped the training
     finally:
         process.kill()
         process.wait()
@@ -129,8 +138,7 @@ def test_bad_options_are_one_line_and_exit_code_2(honest, arguments, said):
 
 
 def test_a_run_cannot_stop_at_alarms_without_a_claim(tmp_path):
-    command = [sys.executable, "-m", "coalmine", "run", "--stop-on-violation", "--out", str(tmp_path / "run")]
-    done = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, timeout=60)
+    done = called("run", "--stop-on-violation", "--out", tmp_path / "run")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "coalmine: --stop-on-violation needs a --claim that a round can refute\n"
     assert not (tmp_path / "run").exists()
@@ -152,10 +160,11 @@ def alarm_text(browser):
         return ""
 
 
+@pytest.mark.full
 def test_a_browser_shows_the_live_run(tmp_path):
     pytest.importorskip("matplotlib")
     home, page = tmp_path / "run", tmp_path / "live.html"
-    process = trainer(home, noise=1.0, pause=0.25)
+    process = trainer(home, noise=1.0, pause=0.05)
     watching = None
     browser = Chromium()
     try:
@@ -168,6 +177,7 @@ def test_a_browser_shows_the_live_run(tmp_path):
         first = last = alarm_text(browser)
         assert "The run is in progress" in first
         assert browser.evaluate("document.querySelector('#alarm').getBoundingClientRect().top") < 200  # on top
+        (tmp_path / "seen").touch()
         deadline = time.monotonic() + 90
         while "in progress" in last and time.monotonic() < deadline:  # the page reloads itself
             time.sleep(0.2)

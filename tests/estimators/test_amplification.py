@@ -84,6 +84,7 @@ def test_random_allocation_brackets_a_finer_grid(noise, sampling, delta):
     assert found.low == pytest.approx(lower, rel=0.05)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("noise", "rounds"), [(1.0, 10), (0.3, 100), (1.0, 100)])
 def test_random_allocation_is_the_epsilon_of_its_dominating_pair(noise, rounds):
     """Monte Carlo of the mixture of unit shifts against N(0, z²I), both directions."""
@@ -121,6 +122,7 @@ def test_at_low_noise_random_allocation_saves_the_log_of_the_rounds():
     assert plain - found == pytest.approx(math.log(2048), abs=0.6)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("noise", "rounds", "epochs"), [(1.0, 10, 1), (0.5, 40, 1), (1.0, 10, 3), (3.0, 2, 1)])
 def test_shuffling_leaks_as_much_as_its_lower_end(noise, rounds, epochs):
     """Permute clients into cohorts, add noise, and test with the likelihood ratio of the two data sets."""
@@ -186,6 +188,7 @@ def test_fixed_size_lies_between_an_attack_and_dp_accounting_s_rdp():
     assert "no amplification" in small.note
 
 
+@pytest.mark.full
 def test_fixed_size_s_lower_end_is_the_epsilon_of_a_pair_of_neighbours():
     """All others at -1: the target at 1 moves its round by 2, and at 0 by 1. One round by quadrature, thirty by sampling."""
     noise, rate, delta = 1.0, 0.1, 1e-3
@@ -220,6 +223,7 @@ def test_full_participation_gives_no_amplification():
     assert found == found.low == mechanism_epsilon(0.5, delta=1e-6, participations=4)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("sampling", SCHEMES, ids=lambda sampling: sampling.scheme)
 def test_epsilon_decreases_with_noise_and_is_never_nan(sampling):
     noises = (0, 1e-300, 1e-9, 0.01, 0.06, 2, 1e300)
@@ -258,8 +262,8 @@ def test_a_million_rounds_agree_with_the_central_limit_theorem():
         (7.047, Poisson(0.1, 100), 1e-5),
         (0.5, Poisson(0.01, 1000), 1e-8),
         (0.3, RandomAllocation(100), 1e-3),
-        (10.0, RandomAllocation(100), 1e-5),
-        (30.0, FixedSize(10, 100, 50), 1e-5),
+        pytest.param(10.0, RandomAllocation(100), 1e-5, marks=pytest.mark.full),
+        pytest.param(30.0, FixedSize(10, 100, 50), 1e-5, marks=pytest.mark.full),
         (2.0, Shuffled(50, 2), 1e-5),
     ],
 )

@@ -157,9 +157,9 @@ def test_ceilings_match_perfect_separation_and_the_closed_form():
 
 def test_10_000_scores_take_less_than_a_second():
     observed = np.random.default_rng(0).normal(1, 1, 10_000)
-    started = time.perf_counter()
+    started = time.process_time()
     epsilon_lower_bound(observed / 1000, null=CosineNull(10**6), delta=1e-6, confidence=0.987)
-    assert time.perf_counter() - started < 1
+    assert time.process_time() - started < 1
 
 
 @pytest.mark.parametrize(("observed", "message"), [

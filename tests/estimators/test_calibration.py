@@ -27,6 +27,7 @@ def error(rate, runs):
     return 4 * math.sqrt(rate * (1 - rate) / runs)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", names(r"bound/.*/k=(100|1000)/eps=(0\.0|0\.8|4\.9|25\.0)"))
 def test_the_simultaneous_bound_is_a_95_percent_bound(name):
     runs = 500
@@ -39,6 +40,7 @@ def test_the_papers_bound_is_not_a_95_percent_bound(name):
     assert study.run_cell(name, 200)["paper"]["above"] > 0.5
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("name", "least"), [
     ("bound/closed/mean/eps=2.28", 0.90), ("bound/closed/mean/eps=4.93", 2.40), ("bound/closed/mean/eps=10.08", 5.85),
     ("bound/two-sample/mean/m=10000/eps=2.25", 0.60), ("bound/two-sample/mean/m=10000/eps=4.89", 1.65),
@@ -49,6 +51,7 @@ def test_the_simultaneous_bound_is_tight(name, least):
     assert study.run_cell(name, 200)["simultaneous"]["mean"] >= 0.98 * least
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "name", names(r"interval/(estimated-null|k=(300|5000)/ratio=(0\.8|1\.0|1\.25)/mean=(0\.0|0\.5|5\.0))")
 )

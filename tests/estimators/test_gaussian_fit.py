@@ -89,9 +89,9 @@ def test_10_000_scores_take_less_than_a_second():
     rng = np.random.default_rng(0)
     observed = rng.normal(1, 1, 10_000)
     for null in (Gaussian(0, 1), rng.normal(0, 1, 10_000)):
-        started = time.perf_counter()
+        started = time.process_time()
         epsilon_estimate(observed, null=null, delta=1e-6)
-        assert time.perf_counter() - started < 1
+        assert time.process_time() - started < 1
 
 
 @pytest.mark.parametrize(("observed", "message"), [

@@ -81,10 +81,10 @@ def test_beyond_the_table_the_level_is_conservative():
 
 
 def test_any_level_at_10_000_is_quick():
-    started = time.perf_counter()
+    started = time.process_time()
     local_level(10_000, 0.0123456)
     local_level(1_000, 0.0123456)
-    assert time.perf_counter() - started < 1
+    assert time.process_time() - started < 1
 
 
 @pytest.mark.parametrize(("count", "total"), [(0, 0.05), (10.5, 0.05), (10, 0.0), (10, 1.0), (10, float("nan"))])

@@ -19,6 +19,7 @@ def test_statistic_equals_scipys(n):
     assert anderson_darling(values).statistic == pytest.approx(scipy_statistic(values), rel=1e-9)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("normal", [None, Gaussian(2.0, 3.0)])
 @pytest.mark.parametrize(("n", "slack"), [(10, 0.015), (100, 0.005), (1000, 0.005)])
 def test_p_values_are_uniform_under_normality(normal, n, slack):

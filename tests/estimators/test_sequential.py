@@ -83,6 +83,7 @@ def ever(noise, claimed, *, dof, presentations, rounds, runs, seed):
     return np.where(reached.any(axis=1), reached.argmax(axis=1) + 1, math.inf)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("noise", "dof", "presentations", "rounds"),
     [(1.0, 9_000, 10, 100), (0.25, 1_000, 100, 20), (1.0, 10, 10, 60), (0.5, 10, 50, 20), (5.0, 100, 50, 50)],

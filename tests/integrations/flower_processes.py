@@ -6,7 +6,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -14,17 +13,11 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from ports import free_ports
+
 BIN = Path(sys.executable).parent
 EXAMPLES = Path(__file__).parents[2] / "examples"
-
-
-def free_ports(count):
-    """Ports that are free at the moment."""
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
 
 
 def environment(home):
@@ -98,7 +91,7 @@ class Processes:
     def stop_run(self, directory):
         """Stop the last run, like a kill of its ServerApp, and wait until its directory is unlocked."""
         run_id = re.findall(r"started run (\d+)", self.log("run"))[-1]
-        self.start("stop", "flwr", "stop", run_id, "here").wait(60)
+        self.start("stop", "flwr", "stop", run_id, "here").wait(200)
         self.wait_until(lambda: unlocked(directory), "the ServerApp to end")
 
     def log(self, name):
@@ -111,7 +104,7 @@ class Processes:
         except (urllib.error.URLError, OSError):
             return False
 
-    def wait_until(self, condition, what, seconds=90):
+    def wait_until(self, condition, what, seconds=300):
         deadline = time.monotonic() + seconds
         while not condition():
             if time.monotonic() > deadline:

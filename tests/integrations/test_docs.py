@@ -28,6 +28,7 @@ print(chr(0) + json.dumps(facts))
 """
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("framework", ["numpy", "torch", "jax"])
 def test_the_plain_loops_run(framework):
     """Each loop has ten lines, and its audit gives PASS.

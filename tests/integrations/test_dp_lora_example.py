@@ -27,9 +27,10 @@ def run(name, folder, *options):
     (folder / "canary-seed").write_text("0123456789abcdef" * 4)
     environment = os.environ | {"OMP_NUM_THREADS": "1", "COALMINE_DATA_DIR": str(folder / "nothing here")}
     command = [sys.executable, str(EXAMPLES / name), "--out", "run", *options]
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=200)
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=600)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("name", "options"),
     [("train.py", ["--model", "gpt2"]), ("trainer.py", ["--mode", "ghost"]), ("train.py", ["--text", "lines.txt"])],

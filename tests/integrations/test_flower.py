@@ -162,6 +162,7 @@ def covered(side, seed):
     return audit, strategy
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("adaptive", [FedAdam, FedYogi])
 def test_noise_after_an_adaptive_optimiser_is_a_violation(adaptive):
     """The wrapper adds its noise to the model after FedAdam or FedYogi, whose steps are longer than the updates."""

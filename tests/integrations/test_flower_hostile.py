@@ -88,7 +88,9 @@ def assert_named(result, node):
 
 
 @pytest.mark.parametrize("side", ["server", "client"])
-@pytest.mark.parametrize("group", [WEIGHTS, RECORDS, ARRAYS], ids=["weights", "records", "arrays"])
+@pytest.mark.parametrize(
+    "group", [WEIGHTS, RECORDS, pytest.param(ARRAYS, marks=pytest.mark.full)], ids=["weights", "records", "arrays"]
+)
 def test_bad_replies_are_dropped_and_named(group, side, caplog, tmp_path):
     """One kind per round. The other replies are aggregated as usual, so the verdict is that of an honest run."""
     strategy = attacked(in_turn(group.values()), tmp_path, side=side, rounds=len(group))
@@ -190,6 +192,7 @@ def test_a_canary_in_every_round_neither_incriminates_nor_hides_a_pipeline(node,
     assert result.verdict.outcome == ("PASS" if noise_for == COUNT else "VIOLATION"), result.verdict.reason
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("length", [1.0, -1.0, 0.3])
 def test_a_real_client_that_knows_the_seed_cannot_cause_a_violation(length):
     """It sends the sum of all canaries as its own update, which raises every score. 30 rounds would be enough."""

@@ -31,6 +31,7 @@ def assert_verifies(home):
     assert {checks[name] for name in ("commitment", "cosines", "result")} == {True}, checks
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("example", ["flower", pytest.param("flower-fedadam-leak", marks=pytest.mark.slow)])
 def test_a_simulation_with_50_nodes_has_the_right_verdict(tmp_path, example):
     """Ten clients and forty canaries. FedAvg satisfies its claim; noise after FedAdam does not."""
@@ -53,10 +54,16 @@ def test_a_simulation_with_50_nodes_has_the_right_verdict(tmp_path, example):
     assert f"claimed epsilon {result['claimed_epsilon']:.3g} (mechanism): {result['verdict']}" in log
 
 
+@pytest.mark.full
 def test_a_deployment_survives_a_node_killed_in_mid_round(tmp_path):
     """One client and two canaries, a restarted server, a killed node: the audit finishes and reports what it missed."""
     home = tmp_path / "run"
-    settings = {"nodes": 3, "clients": 1, "directory": str(home), "timeout": 25.0}
+    settings = {
+        "nodes": 3,
+        "clients": 1,
+        "directory": str(home),
+        "timeout": 25.0,
+    }  # before Flower reports the killed node as failed, after 30 to 60
     with Processes(tmp_path, example="flower") as flower:
         flower.supernode("real", "data-part=0")
         flower.supernode("first", "canary-id=0")
@@ -64,7 +71,7 @@ def test_a_deployment_survives_a_node_killed_in_mid_round(tmp_path):
         first = flower.run(num_rounds=9, **settings)
         flower.wait_until((home / "checkpoint.npz").exists, "the end of round 1")
         flower.stop_run(home)
-        first.wait(60)
+        first.wait(200)
         assert not (home / "result.json").exists()
         done, _, _ = load_checkpoint(home)
         before = flower.log("second").count("Receiving: train message")
@@ -75,7 +82,7 @@ def test_a_deployment_survives_a_node_killed_in_mid_round(tmp_path):
         )
         os.killpg(second.pid, signal.SIGKILL)
         flower.supernode("again", "canary-id=1")
-        resumed.wait(200)
+        resumed.wait(600)
         log = flower.log("run")
     metrics = [line for line in RunDirectory(home).read_metrics() if "canaries" in line]
     assert [line["round"] for line in metrics] == list(range(1, done + 3)), log[-3000:]
@@ -92,13 +99,14 @@ def test_a_deployment_survives_a_node_killed_in_mid_round(tmp_path):
     assert_verifies(home)
 
 
+@pytest.mark.full
 def test_secure_aggregation_does_not_hide_canaries_from_the_audit(tmp_path):
     """SecAgg+ hides every update from the server, but the audit detects every canary: 1/√12 each, the rest 0."""
     require("ray")
     script = Path(__file__).with_name("secagg_app.py")
     done = subprocess.run(
         [sys.executable, str(script)],
-        cwd=tmp_path, env=environment(tmp_path), capture_output=True, text=True, timeout=200,
+        cwd=tmp_path, env=environment(tmp_path), capture_output=True, text=True, timeout=600,
     )  # fmt: skip
     lines = [line for line in done.stdout.splitlines() if line.startswith("cosines ")]
     assert lines, done.stderr[-3000:]

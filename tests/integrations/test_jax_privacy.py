@@ -39,6 +39,7 @@ def test_half_the_noise_is_a_violation_of_the_noise_leg():
     assert legs(result)["noise"] == "VIOLATION"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "strategy",
     [

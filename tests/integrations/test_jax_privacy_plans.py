@@ -20,6 +20,7 @@ from coalmine.integrations.jax_privacy import audited  # noqa: E402
 pytestmark = pytest.mark.filterwarnings("ignore:optax.global_norm is deprecated:DeprecationWarning")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("clips", [True, False], ids=["clip", "no clip"])
 def test_canaries_through_the_clip_reveal_a_missing_clip(clips):
     """Without a clip, each canary is ten times as long as the noise assumes."""
@@ -48,6 +49,7 @@ def test_a_banded_plan_recovers_the_analytical_epsilon():
     assert next(item for item in result.audited if item.name == "sampler").status == "not checked"
 
 
+@pytest.mark.full
 def test_banded_plan_with_half_the_noise_is_a_violation():
     """The accountant's event still has the requested noise."""
     halved = banded_plan(noise_multiplier=1.0)
@@ -57,6 +59,7 @@ def test_banded_plan_with_half_the_noise_is_a_violation():
     assert result.verdict.outcome == "VIOLATION"
 
 
+@pytest.mark.full
 def test_batches_closer_than_the_bands_are_named():
     plan = audited(banded_plan(), PARAMS, num_examples=EXAMPLES, **SETTINGS)
     privatizer = plan.noise_addition_transform

@@ -152,6 +152,7 @@ def test_ghost_clipping_at_a_larger_norm_than_the_noise_is_sized_for_is_a_violat
     assert train(mode="hooks", fault=shrink)[1].verdict.outcome == "PASS"  # there it is the optimizer that clips
 
 
+@pytest.mark.full
 def test_a_sum_longer_than_its_clipped_examples_can_be_is_no_pass(monkeypatch):
     """Canaries behind a forgotten clip do not see it; the length of the sum does."""
     monkeypatch.setattr("coalmine.integrations.opacus.MOST_THROUGH_CLIP", 0)
@@ -183,6 +184,7 @@ def test_a_clip_that_fails_in_an_earlier_physical_batch_is_detected():
     assert train(**settings, through_clip=True, fault=longer_at_first)[1].verdict.outcome != "PASS"
 
 
+@pytest.mark.full
 def test_batches_without_an_audited_step_are_no_pass():
     """A loop that trains on some batches without the private optimizer, or that leaves small batches out."""
 
@@ -323,6 +325,7 @@ def test_an_accounted_epsilon_must_be_positive(epsilon):
         optimizer.audit.finish(accounted_epsilon=epsilon)
 
 
+@pytest.mark.full
 def test_canaries_are_sampled_like_examples():
     """Poisson: presentations are binomial, and each group recovers the mechanism's epsilon for its number."""
     audit, result, engine = train(steps=30, examples=500, batch=50, sampling_probability=0.1, canaries=600)
@@ -780,6 +783,7 @@ def test_invalid_settings_are_rejected():
         audited(optimizer, audit=audit, canaries=20, delta=1e-5, sampling_probability=1.0)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("mode", ["hooks", "ghost"])
 def test_the_example_passes_and_reports_the_accountants_epsilon(tmp_path, mode):
     """Trains on digits; the accountant's epsilon is the claim and passes, and so does the mechanism's epsilon."""
@@ -788,7 +792,7 @@ def test_the_example_passes_and_reports_the_accountants_epsilon(tmp_path, mode):
     (tmp_path / "canary-seed").write_text("the seed of this test\n")
     done = subprocess.run(
         [sys.executable, str(script), "--epochs", "2", "--mode", mode, "--out", str(tmp_path)],
-        env=os.environ | {"OMP_NUM_THREADS": "1"}, cwd=tmp_path, capture_output=True, text=True, timeout=200,
+        env=os.environ | {"OMP_NUM_THREADS": "1"}, cwd=tmp_path, capture_output=True, text=True, timeout=600,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
     result = json.loads((tmp_path / "result.json").read_text())

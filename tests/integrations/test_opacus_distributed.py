@@ -21,7 +21,7 @@ from torch_ranks import Ranks  # noqa: E402
 from coalmine.integrations.opacus import audited  # noqa: E402
 from coalmine.integrations.torch_distributed import reduce_over  # noqa: E402
 
-pytestmark = [pytest.mark.filterwarnings(text) for text in WARNINGS]
+pytestmark = [pytest.mark.full, *(pytest.mark.filterwarnings(text) for text in WARNINGS)]
 ROOT = Path(__file__).parents[2]
 EVERYBODY = {"steps": 4, "canaries": 200}  # every row in every step
 HALF = {"steps": 8, "batch": 150}  # every row in half of the steps
@@ -58,7 +58,7 @@ LONG = {
 def run(folder, scenarios, *, size=2):
     """The findings of each rank in each scenario."""
     with start(folder, scenarios.values(), size=size) as ranks:
-        ranks.finish(timeout=400)
+        ranks.finish(timeout=600)
     return read(folder, scenarios, size=size)
 
 
@@ -76,7 +76,7 @@ def folder(tmp_path_factory):
     """The folder of the quick scenarios. In the last one, a process is killed in the middle of round 3."""
     folder = tmp_path_factory.mktemp("ranks")
     with start(folder, [*QUICK.values(), ("train", KILLED | {"die": [1, 3]})]) as ranks:
-        codes = [ranks.wait(1, timeout=400), ranks.wait(0, timeout=60)]
+        codes = [ranks.wait(1, timeout=600), ranks.wait(0, timeout=200)]
         assert codes == [-9, 1], ranks.output(0) + ranks.output(1)
     return folder
 
@@ -214,7 +214,7 @@ def test_a_killed_rank_of_fsdp2_ends_the_other_and_a_restart_resumes(tmp_path, l
     settings = {"mode": "fsdp2", "directory": "run", **EVERYBODY}
     with start(tmp_path, [("train", settings | {"die": [lost, 3]})]) as ranks:
         assert ranks.wait(lost) == -9
-        assert ranks.wait(1 - lost, timeout=60) == 1
+        assert ranks.wait(1 - lost, timeout=200) == 1
         last = ranks.output(1 - lost).splitlines()[-1]
     assert last == (LOST if lost else LOST.replace("rank 1", "another rank"))  # rank 0 held the store
     check_restart(tmp_path, settings)
@@ -257,7 +257,7 @@ def torchrun(folder, *options):
     script = ROOT / "examples" / "opacus-distributed" / "train.py"
     done = subprocess.run(
         [sys.executable, *command, str(script), "--out", str(folder / "run"), *options],
-        env=os.environ | {"OMP_NUM_THREADS": "1"}, cwd=folder, capture_output=True, text=True, timeout=300,
+        env=os.environ | {"OMP_NUM_THREADS": "1"}, cwd=folder, capture_output=True, text=True, timeout=600,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     result = json.loads((folder / "run" / "result.json").read_text())

@@ -4,7 +4,6 @@ import importlib
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -17,6 +16,9 @@ from coalmine import Audit
 
 sys.path.insert(0, str(Path(__file__).parent))
 from requires import require
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from ports import free_ports
 
 ROOT = Path(__file__).parents[2]
 if not (ROOT / "studies" / "scaling_costs.py").exists():
@@ -59,16 +61,18 @@ def run(program, **environment):
 
 def printed(process):
     """The facts in a program's last output line."""
-    out, error = process.communicate(timeout=240)
+    out, error = process.communicate(timeout=600)
     assert process.returncode == 0, error
     return json.loads(out.split(chr(0))[1])
 
 
+@pytest.mark.full
 def test_the_loop_with_a_dict_runs():
     program = blocks(PAGE)[0] + FACTS + "print(chr(0) + json.dumps(facts(result)))"
     assert_passes(printed(run(program)))
 
 
+@pytest.mark.full
 def test_the_loop_with_a_torch_model_runs():
     if find_spec("torch") is None:
         require("torch")
@@ -80,15 +84,14 @@ def test_the_loop_with_a_torch_model_runs():
     assert_passes(printed(run(program)))
 
 
+@pytest.mark.full
 def test_the_loops_with_two_processes_run():
     if find_spec("torch") is None:
         require("torch")
     _, sharded, replicated = blocks(PAGE)
     program = sharded + replicated + FACTS
     program += "print(chr(0) + json.dumps([facts(result), facts(replicated_result), audit.settings.to_dict()]))"
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": "2"}
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_ports(1)[0]), "WORLD_SIZE": "2"}
     started = [run(program, RANK=str(rank), **address) for rank in range(2)]
     first, second = (printed(process) for process in started)
     assert_passes(first[0])

@@ -51,6 +51,7 @@ def of_one_process(settings, size, mode, noise):
     return audit
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("size", "mode", "noise", "outcome"),
     [

@@ -160,6 +160,7 @@ def test_each_study_is_listed_in_the_runner(study):
     assert study.__name__ in [word for line in every.STUDIES for word in line]
 
 
+@pytest.mark.full
 def test_opacus_study_reproduces_the_table_in_the_guide():
     """Run again, the study gives the table in docs/evidence/opacus.md: the same words, and numbers up to rounding."""
     require("opacus")

@@ -25,7 +25,7 @@ LOST = re.compile(
 
 def lose(folder, lost, how, store):
     """The output of each rank before and after another is lost."""
-    with Ranks(folder, "reduce_ranks.py", 2, size=3, store=store) as ranks:
+    with Ranks(folder, "reduce_ranks.py", 5, size=3, store=store) as ranks:
         for rank in range(3):
             ranks.wait_for(rank, "summing")
         ranks.send(lost, how)
@@ -39,6 +39,7 @@ def printed(tmp_path_factory):
     return lose(tmp_path_factory.mktemp("ranks"), 1, signal.SIGSTOP, "file")
 
 
+@pytest.mark.full
 def test_every_rank_gets_the_same_sum_and_the_same_errors(printed):
     """Three ranks, float64 numbers over 24 orders of magnitude, a group of two ranks, and arrays of unequal length."""
     every = [json.loads(lines[0]) for lines in printed]
@@ -62,9 +63,10 @@ def check_lost(printed, lost, named):
         one = json.loads(lines[2])
         assert LOST.fullmatch(one["error"]), one
         assert one["error"].startswith(named)
-        assert one["seconds"] < 2 + 3 + 2  # the timeout, the check of all ranks, and a busy machine
+        assert one["seconds"] < 40  # after the 5 seconds given, not the 50 of the default
 
 
+@pytest.mark.full
 def test_a_rank_that_hangs_ends_the_others_with_one_line(printed):
     check_lost(printed, 1, "rank 1")
 

@@ -60,6 +60,7 @@ def test_the_directory_of_a_trainer_holds_its_run(tmp_path):
         trainer_of(make(), callback, tmp_path, steps=2).train()
 
 
+@pytest.mark.full
 def test_a_trainer_that_starts_again_forgets_the_rounds_after_its_checkpoint(tmp_path):
     for steps in (3, 2):
         callback = audited(**SETTINGS, directory=tmp_path / "run")
@@ -82,6 +83,7 @@ def test_a_refused_second_training_leaves_the_first_audit(tmp_path):
         trainer.train()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("mode", ["hooks", "ghost"])
 def test_a_trainer_resumes_in_the_middle_of_an_epoch_with_the_audits_directory(mode, tmp_path):
     saving = {"save_strategy": "steps", "save_steps": 3}
@@ -97,6 +99,7 @@ def test_a_trainer_resumes_in_the_middle_of_an_epoch_with_the_audits_directory(m
     assert callback.audit.last_round == 6
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("mode", ["hooks", "ghost"])
 def test_a_trainer_evaluates_during_training(mode, tmp_path):
     case, callback = make(mode=mode), audited(**SETTINGS)
@@ -133,6 +136,7 @@ def test_a_criterion_around_the_loss_of_ghost_clipping_is_accepted_and_a_plain_o
     assert callback.audit.last_round == (3 if wrapped else 0)
 
 
+@pytest.mark.full
 def test_two_runs_of_a_trainer_have_different_noise_and_batches(tmp_path):
     """Although a Trainer seeds torch's global generator with 42."""
 

@@ -2,11 +2,13 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from ports import free_ports
 
 FOLDER = Path(__file__).parent
 
@@ -40,18 +42,18 @@ class Ranks:
     def output(self, rank):
         return (self.folder / f"rank{rank}.log").read_text()
 
-    def wait(self, rank, timeout=120):
+    def wait(self, rank, timeout=400):
         """Wait for a rank to end and return its exit code."""
         return self.processes[rank].wait(timeout=timeout)
 
-    def finish(self, timeout=120):
+    def finish(self, timeout=400):
         """Wait until every rank ends, and check that none fails."""
         end = time.monotonic() + timeout
         for rank in range(self.size):
             code = self.wait(rank, max(end - time.monotonic(), 0.1))
             assert code == 0, f"rank {rank} ended with {code}:\n{self.output(rank)}"
 
-    def wait_for(self, rank, text, timeout=60):
+    def wait_for(self, rank, text, timeout=200):
         """Wait until a rank prints a text."""
         end = time.monotonic() + timeout
         while text not in self.output(rank):
@@ -64,9 +66,7 @@ class Ranks:
 
 
 def tcp_address():
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        return f"tcp://127.0.0.1:{listening.getsockname()[1]}"
+    return f"tcp://127.0.0.1:{free_ports(1)[0]}"
 
 
 def start_rank():

@@ -172,6 +172,7 @@ def test_a_refuted_leg_has_advice(runs):
     assert next_steps(changed(runs["honest"], verdict=verdict))[1] == LEG_ADVICE["accounting"]
 
 
+@pytest.mark.full
 def test_the_page_works_in_a_browser(paths, pages, tmp_path):
     one, several = tmp_path / "report.html", tmp_path / "several.html"
     one.write_text(pages["honest"], encoding="utf-8")

@@ -228,8 +228,8 @@ def test_a_long_run_is_evaluated_quickly():
             )
 
     Long.observed = [Entry.of(item) for item in Long.rounds()]
-    start = time.perf_counter()
+    start = time.process_time()
     steps = sum(1 for _ in checkpoint_scores(Long, settings, "all-iterates"))
     canife_needs(Long, settings)
     assert steps == 2_049
-    assert time.perf_counter() - start < 2
+    assert time.process_time() - start < 2

@@ -438,6 +438,7 @@ def test_a_text_browser_reads_every_item_in_order(runs):
     assert "guessing: 50 of 100" in text
 
 
+@pytest.mark.full
 def test_the_page_fits_a_phone_and_fetches_nothing(runs, tmp_path):
     page = tmp_path / "statement.html"
     page.write_text(statement_text(read_statement(runs["hostile"], facts_from_dict(FACTS)), "html"))

@@ -26,6 +26,7 @@ def outcomes(found):
     return [check.holds for check in accountant_measured.checks(found)]
 
 
+@pytest.mark.full
 def test_honest_loops_agree_with_the_accountant(found, tmp_path):
     assert [loop["noise_multiplier"] for loop in found["loops"]] == [1.0, 1.0, 2.0, 2.0]
     assert outcomes(found) == [True, True, True, True]

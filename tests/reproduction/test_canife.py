@@ -46,6 +46,7 @@ def found(trained, plan, rows):
     }
 
 
+@pytest.mark.full
 def test_the_papers_analytical_epsilon_uses_renyi_accounting_at_delta_1_over_m(rows):
     """No other usual combination of delta and accountant rounds to 34.5."""
     hits = [

@@ -215,6 +215,7 @@ def test_table_2_is_written_to_a_folder_or_a_file(capsys, tmp_path, monkeypatch,
     assert (tmp_path / f"{written}.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.full
 def test_table_2_needs_no_torch(tmp_path):
     code = "import sys; sys.modules['torch'] = None; from coalmine.cli.main import main; main()"
     command = [sys.executable, "-c", code, "reproduce", "table-2", "--runs", "1", "--out", str(tmp_path)]

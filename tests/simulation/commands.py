@@ -70,6 +70,7 @@ def context():
     made = multiprocessing.get_context("forkserver")
     made.set_forkserver_preload(PRELOADED)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # `errors` is what coalmine prints, without torch's warnings
     return made
 
 

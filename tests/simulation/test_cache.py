@@ -101,6 +101,7 @@ def test_a_failed_build_leaves_nothing_behind(folder, source):
     assert build.times == 1
 
 
+@pytest.mark.full
 def test_leftovers_of_a_killed_process_are_removed(folder, source):
     code = f"""
 import os, signal, numpy as np

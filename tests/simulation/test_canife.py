@@ -175,6 +175,7 @@ def silent_scores(task, trained, crafted, silent):
     ]
 
 
+@pytest.mark.full
 def test_without_interference_scores_follow_the_gaussian_mechanism(silent_scores):
     for scores, mean in zip(silent_scores, (1.0, 0.0), strict=True):
         assert scores.mean() == pytest.approx(mean, abs=4 * 0.5 / math.sqrt(scores.size))

@@ -114,7 +114,7 @@ def test_runs_are_determined_by_config_and_seed():
         ({"server": {"momentum": 0.9, "learning_rate": 0.3}}, 1),
         ({"participation": {"kind": "limited", "clients_per_round": 20, "separation": 4}}, 1),
         ({"canaries": {"pattern": "clients"}}, 3),
-        ({"canaries": {"kind": "sphere", "count": 100, "unobserved": 100}}, 1),
+        pytest.param({"canaries": {"kind": "sphere", "count": 100, "unobserved": 100}}, 1, marks=pytest.mark.full),
     ],
     ids=["spread", "four times", "adaptive", "adam", "momentum", "limited", "as clients", "sphere"],
 )
@@ -289,6 +289,7 @@ def test_too_many_canaries_for_an_adaptive_clip_give_a_warning(canaries, says, c
         assert (says in caplog.text) if says else not caplog.text
 
 
+@pytest.mark.full
 def test_memory_does_not_grow_with_absent_clients():
     """Peak memory of whole runs with 1,000 and 100,000 virtual clients; the latter's examples alone would take 5.3 MiB."""
     small, large = (_peak_memory(clients) for clients in (1_000, 100_000))

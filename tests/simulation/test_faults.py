@@ -28,7 +28,12 @@ UNREFUTED = [  # no measurement proves a loss of privacy, but a gauge prevents a
     "noise-times-n", "coin-flips", "uniform-noise", "truncated-noise", "coarse-grid", "laplace-noise",
     "noise-in-subspace", "others-wrong",
 ]  # fmt: skip
+QUICK = ("noise-over-2", "clip-forgotten", "laplace-noise")  # of the rest, `make test-all`
 DOCS = Path(__file__).parents[2] / "docs" / "evidence"
+
+
+def some_quick(names):
+    return [name if name in QUICK else pytest.param(name, marks=pytest.mark.full) for name in names]
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +65,7 @@ def test_the_real_signal_is_longer_than_the_noise_in_every_round(trials):
         assert gauge(trial, "noise").smallest > 1.41
 
 
-@pytest.mark.parametrize("name", DETECTABLE)
+@pytest.mark.parametrize("name", some_quick(DETECTABLE))
 def test_a_detectable_fault_has_its_signature(trials, name):
     for trial in trials(name):
         seen = evidence_of(trial.result)
@@ -72,11 +77,12 @@ def test_a_detectable_fault_has_its_signature(trials, name):
         assert trial.named
 
 
-@pytest.mark.parametrize("name", [name for name in DETECTABLE if name not in UNREFUTED])
+@pytest.mark.parametrize("name", some_quick([name for name in DETECTABLE if name not in UNREFUTED]))
 def test_less_noise_than_claimed_is_a_violation(trials, name):
     assert [trial.outcome for trial in trials(name)] == ["VIOLATION"] * len(SEEDS)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", [name for name in UNREFUTED if name != "laplace-noise"])
 def test_faults_that_prove_no_loss_of_privacy_are_underpowered_and_name_the_gauge(trials, name):
     for trial in trials(name):
@@ -91,6 +97,7 @@ def test_laplace_noise_never_passes(trials):
         assert {"shape gauge", "distribution gauge"} <= set(evidence(trial.result))
 
 
+@pytest.mark.full
 def test_wrong_others_of_an_honest_run_are_named_with_their_factor(trials):
     for trial in trials("others-wrong"):
         assert trial.result.verdict.reason.startswith("`others` is not what the rounds summed: it is 1.2 times")
@@ -100,6 +107,7 @@ def test_wrong_others_of_an_honest_run_are_named_with_their_factor(trials):
         assert evidence(trial.blind) == []
 
 
+@pytest.mark.full
 def test_incomplete_others_keep_the_length_of_the_residual(trials):
     """The length alone would pass, but `others` is still detected in the residual."""
     for trial in trials("others-incomplete"):
@@ -108,6 +116,7 @@ def test_incomplete_others_keep_the_length_of_the_residual(trials):
         assert gauge(trial, "others").largest > 1.5
 
 
+@pytest.mark.full
 def test_lost_canaries_keep_the_mean_score_below_the_claim(trials):
     """Half of them have √2 times the claimed score: the mean is 0.71 of the claim, and the scores spread too much."""
     for trial in trials("canaries-lost"):
@@ -117,6 +126,7 @@ def test_lost_canaries_keep_the_mean_score_below_the_claim(trials):
         assert "uneven scores" in evidence_of(trial.result)
 
 
+@pytest.mark.full
 def test_noise_missing_in_the_last_rounds_is_located_there(trials):
     for trial in trials("noise-in-last-rounds"):
         assert gauge(trial, "residual").flagged == (9, 10)
@@ -174,6 +184,7 @@ def test_noise_in_a_subspace_uses_the_same_subspace_in_every_round():
     assert float(9610 * cosines.square().mean()) == pytest.approx(2, abs=5 * 2 * math.sqrt(2 / len(cosines)))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", UNSEEN)
 def test_undetectable_faults_are_listed_as_undetected(trials, name):
     """The clients' part differs from honest training, so the fault is real, but no canary detects it."""
@@ -199,6 +210,7 @@ def test_weights_by_examples_are_hidden_by_the_canaries_declared_weight():
     assert hidden.weigh(largest).unique().tolist() == [1.0]
 
 
+@pytest.mark.full
 def test_without_others_fewer_rungs_remain(trials):
     """The second table: no residual or layer gauges, a noise gauge dominated by signal, and no PASS from known-round."""
     for trial in trials("small-tensor-without-noise"):
@@ -214,6 +226,7 @@ def test_without_others_fewer_rungs_remain(trials):
         assert not any(evidence(trial.blind) for trial in trials(name)), name
 
 
+@pytest.mark.full
 def test_noise_on_one_layer_is_refuted_and_the_gauges_name_the_layer(trials):
     for trial in trials("noise-on-one-layer"):
         assert "known-others" in evidence(trial.result)
@@ -255,6 +268,7 @@ def test_little_noise_is_called_reused_only_if_rounds_are_nearly_equal(cosine, n
     assert ("noise-reused" in fault_names(likely_faults(result))) == named
 
 
+@pytest.mark.full
 def test_margin_is_the_value_that_detected_the_fault(trials):
     for trial in trials("small-tensor-without-noise"):
         assert evidence(trial.result) == ["layer dense2.bias gauge", "bare coordinates gauge"]
@@ -281,7 +295,7 @@ def test_margin_is_the_value_that_detected_the_fault(trials):
     assert [margins(trial.result) for trial in trials("honest")] == [[]] * len(SEEDS)
 
 
-@pytest.mark.parametrize("name", DETECTABLE)
+@pytest.mark.parametrize("name", some_quick(DETECTABLE))
 def test_a_flagged_gauge_is_outside_its_limits(trials, name):
     """If only all rounds together prove that noise is missing, its value is the remaining share of the noise."""
     for trial in trials(name):
@@ -347,6 +361,7 @@ def test_clip_after_averaging_is_active_in_every_round(rounds):
         torch.testing.assert_close(released, mean * clip_norm / torch.linalg.vector_norm(mean), rtol=0, atol=1e-6)
 
 
+@pytest.mark.full
 def test_forgotten_clip_differs_from_clip_after_averaging(rounds, trials):
     """They start from the same updates and release different deltas; only one of them has a residual beyond the noise."""
     (mean, forgotten, _), (same_mean, clipped, _) = (

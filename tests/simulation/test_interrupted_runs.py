@@ -18,7 +18,7 @@ from coalmine.storage.rounds_file import MAGIC, RoundLog
 from coalmine.storage.seed_file import DEMO_SEED
 
 pytest.importorskip("sklearn")
-pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
+pytestmark = [pytest.mark.full, pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")]
 
 CONFIG = """
 rounds = 24

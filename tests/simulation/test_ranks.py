@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,13 +18,14 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent))
 from commands import command, lines_of
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
 from coalmine.audit.audit import Audit
 from coalmine.data import data_folder
 from coalmine.simulation import RunConfig
 from coalmine.simulation.client_sums import divide_clients
 from coalmine.simulation.cohorts import plan_cohorts
 from coalmine.simulation.config import EngineSettings, merged, task_defaults
-from coalmine.simulation.distributed import rank_group
+from coalmine.simulation.distributed import rank_environment, rank_group
 from coalmine.simulation.distributed.local_ranks import LocalRanks, SharedExamples
 from coalmine.simulation.distributed.rank_environment import first_node, join_group, place_from
 from coalmine.simulation.distributed.rank_group import LostRankError, RankError, RankInputError
@@ -33,6 +35,7 @@ from coalmine.simulation.models import cnn_dropout, mlp
 from coalmine.simulation.population import random_partition
 from coalmine.simulation.tasks import Task
 from coalmine.simulation.training_run import prepared
+from ports import free_ports
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="needs Linux")
 CONFIG = """
@@ -101,6 +104,7 @@ def training(model, examples, *, clients, size):
     return found, local
 
 
+@pytest.mark.full
 def test_the_cnn_in_two_ranks_trains_as_in_one_process():
     """The same model, norms and clip norm to 1e-5; the clip norm follows from every client's norm."""
     models, reports = [], []
@@ -175,15 +179,20 @@ def test_an_error_on_one_rank_is_raised_on_all(monkeypatch, error, raised):
     assert second is error
 
 
+@pytest.mark.full
 def test_a_rank_that_hangs_is_named_after_the_time_limit(monkeypatch):
-    monkeypatch.setattr(rank_group, "WAIT", 1.0)
+    monkeypatch.setattr(rank_group, "WAIT", 2.0)
     monkeypatch.setattr(rank_group, "ROLL_CALL", 0.2)
+    noticed = threading.Event()
 
     def act(group):
         if group.rank == 1:
-            time.sleep(2.5)
+            noticed.wait(60)
             return None
-        return group.add(lambda: (torch.zeros(3), torch.zeros(1)))
+        try:
+            return group.add(lambda: (torch.zeros(3), torch.zeros(1)))
+        finally:
+            noticed.set()
 
     lost, _ = on_two_ranks(act, monkeypatch)
     assert isinstance(lost, LostRankError)
@@ -217,6 +226,7 @@ def assert_same(directory, whole):
         assert (directory / name).read_bytes() == (whole / name).read_bytes(), name
 
 
+@pytest.mark.full
 def test_two_ranks_give_the_result_of_one_process(folder, whole):
     alone = run_of(folder, "alone", "--workers", 1)
     assert alone.wait() == 0
@@ -224,6 +234,7 @@ def test_two_ranks_give_the_result_of_one_process(folder, whole):
     np.testing.assert_allclose(models[1], models[0], atol=1e-5)
 
 
+@pytest.mark.full
 def test_an_interrupt_signal_is_not_reported_as_a_lost_rank(folder):
     """A terminal or Slurm sends the signal to every process; rank 0 handles it."""
     going = run_of(folder, "stopped", "--workers", 2)
@@ -231,11 +242,12 @@ def test_an_interrupt_signal_is_not_reported_as_a_lost_rank(folder):
     [follower] = going.children
     for process in (follower, going.process.pid):
         os.kill(process, signal.SIGTERM)
-    assert going.wait(60) == 128 + signal.SIGTERM
+    assert going.wait(200) == 128 + signal.SIGTERM
     line = f"coalmine: interrupted by SIGTERM; continue with: coalmine resume {folder / 'stopped'}"
     assert going.errors.strip() == line
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("victim", ["rank 1", pytest.param("rank 0", marks=pytest.mark.slow)])
 def test_run_resumes_bit_for_bit_after_a_rank_is_killed(folder, whole, victim):
     """SIGKILL gives a one-line error and exit code 2 within 60 s. If rank 0, the command itself, is killed, rank 1 ends."""
@@ -245,7 +257,7 @@ def test_run_resumes_bit_for_bit_after_a_rank_is_killed(folder, whole, victim):
     [follower] = going.children
     began = time.monotonic()
     os.kill(follower if victim == "rank 1" else going.process.pid, signal.SIGKILL)
-    code = going.wait(60)
+    code = going.wait(200)
     if victim == "rank 1":
         assert code == 2
         [line] = going.errors.splitlines()
@@ -315,16 +327,14 @@ def test_the_cnn_on_mnist_is_resumed_bit_for_bit(tmp_path):
     going.wait_for(lambda: lines_of(tmp_path / "killed" / "metrics.jsonl") > 1, seconds=900)
     [follower] = going.children
     os.kill(follower, signal.SIGKILL)
-    assert going.wait(60) == 2
+    assert going.wait(200) == 2
     resumed = command(tmp_path / "resumed.txt", "resume", tmp_path / "killed", "--no-page", "-q")
     assert resumed.wait(900) == 0, resumed.errors
     assert_same(tmp_path / "killed", tmp_path / "whole")
 
 
 def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    return free_ports(1)[0]
 
 
 def variables(rank, size, port):
@@ -332,13 +342,14 @@ def variables(rank, size, port):
     return {name: str(value) for name, value in names.items()}
 
 
+@pytest.mark.full
 def test_ranks_started_with_environment_variables_give_the_same_result(folder, whole):
     """Rank 1 is killed, which rank 0 reports. Resuming with three ranks is rejected; with two ranks it succeeds."""
     port = free_port()
     ranks = [run_of(folder, "outer", **variables(rank, 2, port)) for rank in range(2)]
     ranks[0].wait_for(lambda: lines_of(folder / "outer" / "metrics.jsonl") > 5)
     ranks[1].process.kill()
-    assert ranks[0].wait(60) == 2
+    assert ranks[0].wait(200) == 2
     assert "rank 1 of 2 no longer takes part" in ranks[0].errors
     refused = command(folder / "refused.txt", "resume", folder / "outer", **variables(0, 3, port))
     assert refused.wait() == 2
@@ -443,6 +454,21 @@ def test_port_in_use_gives_a_one_line_error(monkeypatch):
             join(monkeypatch, port=port)
 
 
+def test_checking_the_port_never_accepts_another_rank(monkeypatch):
+    """A rank that is looking for rank 0 would take whatever listens there for the store, and torch warns of its loss."""
+    reached, connect = [], rank_environment.can_connect
+    place = place_from(variables(0, 2, free_port()))
+
+    def meanwhile(host, port):
+        reached.append(connect(place.address, place.port))
+        return connect(host, port)
+
+    monkeypatch.setattr(rank_environment, "can_connect", meanwhile)
+    with pytest.raises(LostRankError, match="rank 1 of 2 did not arrive"):
+        join(monkeypatch, port=place.port)
+    assert reached == [False]
+
+
 @pytest.mark.parametrize("address", ["192.0.2.1", "no-such-host.invalid"])
 def test_unreachable_address_gives_an_error_within_the_time_limit(monkeypatch, address, capfd):
     began = time.monotonic()
@@ -450,7 +476,7 @@ def test_unreachable_address_gives_an_error_within_the_time_limit(monkeypatch, a
         join(monkeypatch, address=address)
     with pytest.raises(LostRankError, match=f"but {address}:[0-9]+ could not be reached for 0.5 s"):
         join(monkeypatch, rank=1, address=address)
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - began < 60  # without COALMINE_RANK_TIMEOUT it is 300
     assert capfd.readouterr().err == ""
 
 

@@ -300,6 +300,7 @@ def test_the_defaults_are_the_papers_runs():
     assert words.task.max_examples_per_client is None
 
 
+@pytest.mark.full
 @needs_data
 def test_the_real_stack_exchange_data_are_read():
     task = load_task("stackexchange", data_dir=Path(str(DATA)))

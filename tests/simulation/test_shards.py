@@ -68,6 +68,7 @@ def assert_every_run_was_trained_once(outputs, out, *, seeds, rounds, killed, sh
         assert (out / f"seed={seed}" / "result.json").exists()
 
 
+@pytest.mark.full
 def test_three_shards_train_every_run_once_after_one_is_killed(tmp_path):
     rounds, seeds, shards, killed = 40, 6, 3, 2
     out = tmp_path / "out"
@@ -126,6 +127,7 @@ def test_invalid_shard_is_rejected_before_anything_starts(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.full
 def test_a_run_locked_by_another_process_is_skipped(tmp_path):
     """It is trained once the lock is released, although the lock file still exists."""
     points = make_points(TINY, {"seed": [1, 2]})
@@ -143,6 +145,7 @@ def test_a_run_locked_by_another_process_is_skipped(tmp_path):
     assert (second.point.name, second.trained) == ("seed=2", False)
 
 
+@pytest.mark.full
 def test_a_failed_run_is_not_repeated_by_other_shards(tmp_path):
     points = make_points(TINY, {"client.learning_rate": [1e30, 0.1]})
     [failed, other] = run_sweep(points, tmp_path, shard=Shard(1, 2))
@@ -172,6 +175,7 @@ def test_a_file_system_without_locks_gives_an_error(tmp_path, monkeypatch):
     assert "this file system has no locks" in run.error
 
 
+@pytest.mark.full
 def test_the_lock_of_a_killed_process_is_released(tmp_path):
     """The kernel releases it, so the user need not clean up."""
     (tmp_path / "grid.toml").write_text(GRID.format(rounds=10_000, seeds=[1]))
@@ -181,7 +185,7 @@ def test_the_lock_of_a_killed_process_is_released(tmp_path):
     assert not directory.try_lock()
     going.process.kill()
     going.wait()
-    end = time.monotonic() + 5
+    end = time.monotonic() + 60
     while not directory.try_lock():
         assert time.monotonic() < end
     directory.close()

@@ -85,6 +85,7 @@ def test_an_honest_run_is_not_stopped():
     assert told == plain.result.to_dict()
 
 
+@pytest.mark.full
 def test_correlated_noise_and_an_amplified_claim_can_be_watched():
     tree = replace(CONFIG, privacy=PrivacySettings(noise_multiplier=1.0, noise="tree"), rounds=32)
     assert simulate(tree).result.alarm is None

@@ -112,6 +112,7 @@ def test_a_failed_run_does_not_stop_the_others(tmp_path):
     assert (seen[-1].done, seen[-1].failed) == (1, 1)
 
 
+@pytest.mark.full
 def test_a_killed_worker_fails_only_its_run(tmp_path):
     points = make_points(TINY | {"rounds": 50}, {"seed": [1, 2, 3]})
     killed = []

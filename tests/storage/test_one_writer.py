@@ -177,6 +177,7 @@ print(Audit(400, canaries=40, seed=7, delta=1e-5, rounds=6, directory=sys.argv[1
 """
 
 
+@pytest.mark.full
 @FORKS
 def test_loader_workers_do_not_disturb_the_audit(tmp_path):
     pytest.importorskip("torch")

@@ -70,6 +70,7 @@ def test_noise_after_the_server_optimizer_fails():
     assert check_private(strategy_release(strategy), **CHECK).epsilon > 10
 
 
+@pytest.mark.full
 def test_unequal_weights_fail_and_equal_ones_pass():
     strategy = SERVER(fedavg(), NOISE, 1.0, CLIENTS)
     assert_private(strategy_release(strategy), weights=[7.0] * CLIENTS, **CHECK)
@@ -77,6 +78,7 @@ def test_unequal_weights_fail_and_equal_ones_pass():
         assert_private(strategy_release(strategy), weights=[10.0] * 5 + [1.0] * 45, **CHECK)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("wrapper", "mods"),
     [

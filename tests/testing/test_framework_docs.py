@@ -42,6 +42,7 @@ def run(*blocks):
     return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("framework", MODULES)
 def test_the_example_passes_and_fails_with_less_noise(framework):
     if find_spec(MODULES[framework]) is None:

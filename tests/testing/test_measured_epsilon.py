@@ -14,6 +14,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from aggregators import DELTA, multiplier, noised_sum
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("adjacency", "moves"), [("zero-out", 1), ("replace-one", 2)])
 def test_the_measured_epsilon_follows_the_adjacency(adjacency, moves):
     """Over 30 seeds of a Gaussian mechanism with noise z and sensitivity a, it is unbiased and its interval covers."""

@@ -202,6 +202,7 @@ def test_more_noise_than_claimed_passes_and_far_too_much_hides_the_canaries():
         assert_private(noised_sum(1, factor=200.0), **CLAIM)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "settings",
     [

@@ -83,6 +83,7 @@ def test_each_interval_fails_at_its_stated_rate(count):
         assert missed == pytest.approx(failing, abs=4 * math.sqrt(failing * (1 - failing) / runs))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("epsilon", [0.0, 2.3])
 def test_it_is_a_bound_for_normal_scores(epsilon):
     """Also with different stds and few scores: at most 5 % of 100 runs exceed the truth, plus three standard errors."""

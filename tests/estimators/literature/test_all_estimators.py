@@ -120,6 +120,7 @@ def test_bad_input_is_rejected(observed, unobserved, settings, message):
         compare_estimators(observed, unobserved, **{"delta": 1e-6} | settings)
 
 
+@pytest.mark.full
 def test_ten_thousand_scores_take_less_than_five_seconds():
     """Every row, with ten thousand scores on each side for every input and each of ten checkpoints.
 

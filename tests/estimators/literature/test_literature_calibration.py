@@ -44,6 +44,7 @@ def kinds(results, mechanism):
     return dict(study.methods(results, mechanism))
 
 
+@pytest.mark.full
 def test_every_estimator_is_in_the_study(results):
     every = {row.name for row in compare_estimators(np.arange(20.0), np.arange(20.0), delta=1e-6)}
     known = {f"{name}, null known" for name in study.KNOWN}

@@ -64,6 +64,7 @@ def refuted_share(bound, *, shift, draws):
     return np.mean([truth < bound(int(seen)) for seen in mistakes])
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("shift", [0.5, 1.0, 2.0])
 def test_the_bound_holds_if_canaries_leak_together(shift):
     cache = {u: f_dp_epsilon(400, u, delta=1e-5, total=400) for u in range(401)}

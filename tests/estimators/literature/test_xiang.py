@@ -51,6 +51,7 @@ def test_without_abstention_it_is_clopper_pearson():
     assert order_statistics_epsilon(400, 60, delta=1e-5, total=400) == pytest.approx(expected, rel=1e-9)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("epsilon", [0.0, 0.8, 2.3, 4.9])
 def test_it_is_a_bound_if_canaries_leak_independently(epsilon):
     """At most 5 % of 200 runs exceed the truth, plus three standard errors, and the bound is not loose."""

@@ -183,8 +183,10 @@ def _store(place: RankPlace, end: float, limit: float) -> Any:
 def _check_port(place: RankPlace) -> None:
     """Raise ValueError if rank 0 cannot listen on the port; torch would print a stack trace instead."""
     try:
-        with _listen(place.port):
-            reachable = can_connect(place.address, place.port)
+        _bound(place.port).close()
+        with _bound(0) as probe:  # on MASTER_PORT the other ranks would take the probe for the store
+            probe.listen()
+            reachable = can_connect(place.address, probe.getsockname()[1])
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise ValueError(f"MASTER_PORT must be a free port, but {place.port} is taken; choose another") from None
@@ -198,14 +200,27 @@ def _check_port(place: RankPlace) -> None:
         )
 
 
-def _listen(port: int) -> socket.socket:
-    """A socket that listens on all addresses; IPv4 only, if the machine has no IPv6."""
+def _bound(port: int) -> socket.socket:
+    """A socket bound to all addresses, not listening; IPv4 only, if the machine has no IPv6."""
     try:
-        return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
-    except (OSError, ValueError) as error:
-        if isinstance(error, OSError) and error.errno in (errno.EADDRINUSE, errno.EACCES):
+        return _bound_to(port, socket.AF_INET6)
+    except OSError as error:
+        if error.errno in (errno.EADDRINUSE, errno.EACCES):
             raise
-        return socket.create_server(("", port))
+        return _bound_to(port, socket.AF_INET)
+
+
+def _bound_to(port: int, family: socket.AddressFamily) -> socket.socket:
+    made = socket.socket(family)
+    try:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        made.bind(("", port))
+    except OSError:
+        made.close()
+        raise
+    return made
 
 
 def use_own_gpu(place: RankPlace) -> None:
