@@ -618,7 +618,12 @@ def _bound_above(groups: list[Scores], case: Case) -> Verdict | None:
         claimed = case.epsilon(scores.presentations, scores.largest_strength)
         if bound > claimed:
             return Verdict(
-                outcome=VIOLATION, code="bound", lower_bound=bound, confidence=confidence, claimed_epsilon=claimed
+                outcome=VIOLATION,
+                code="bound",
+                lower_bound=bound,
+                confidence=confidence,
+                claimed_epsilon=claimed,
+                participations=scores.presentations,
             )
     return None
 

@@ -166,7 +166,7 @@ def _after_verdict(result: AuditResult, verdict: Verdict) -> list[str]:
 
 
 def _after_pass(result: AuditResult) -> str:
-    unchecked = [item.name for item in result.audited if item.status != "checked"]
+    unchecked = [item.name for item in result.audited if item.is_open]
     caveat = f" When you quote the verdict, also say what was not checked: {', '.join(unchecked)}." if unchecked else ""
     return f"Keep this report with the model.{caveat}"
 
