@@ -15,8 +15,8 @@ LESS_NOISE = (
     "times the clip norm, in the units of the released sum."
 )
 LONG_RESIDUAL = (
-    "The residual is longer than the stated noise: `others` is incomplete, or there is more noise than stated. Check that "
-    "`others` holds every real client of the round, with the weights and the server learning rate of the round. A client "
+    "The residual is longer than the stated noise: `others` is incomplete, or there is more noise than stated, or a clip does not bound every "
+    "update. Check that `others` holds every real client of the round, with the weights and the server learning rate of the round. A client "
     "missing from `others` could hide missing noise, so this rules out a PASS."
 )
 NOT_GAUSSIAN = (
