@@ -7,19 +7,23 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from scipy.stats import norm
 
-from coalmine import Audit, Claim, Poisson, amplified_epsilon, mechanism_epsilon
+from coalmine import Audit, Claim, Poisson, amplified_epsilon, epsilon_lower_bound, mechanism_epsilon
 from coalmine.audit.coverage import AuditedItem
 from coalmine.audit.derivation import derive_result
 from coalmine.audit.gauge_reader import GaugeReader
+from coalmine.audit.ladder import Scores, exact_bound, unit_null
+from coalmine.audit.result_rows import make_headline, make_row
 from coalmine.audit.verdict import TEST_LEVEL, Verdict
 from coalmine.audit.views import read_log
 from coalmine.report.statement import privacy_statement
 from coalmine.report.statement_facts import facts_from_dict
 from coalmine.report.statement_page import people_picture
+from coalmine.storage.record import Settings
 
 DELTA = 1e-5
-AUDITS = 240
+AUDITS = 120
 NUMBER = r"-?(?:inf|\d+(?:\.\d+)?(?:e[+-]?\d+)?)"
 READS = re.compile(rf"reads ({NUMBER})(?: … ({NUMBER}))?, outside ({NUMBER}) … ({NUMBER})")
 
@@ -136,12 +140,12 @@ def generate(seed):
     return kind, noise_multiplier, audit
 
 
-def claims_for(noise_multiplier, audit):
+def claims_for(noise_multiplier, audit, *, amplified):
     """The true epsilon of the run, half of it, twice it, one for another number of rounds, and an amplified one."""
     rounds = audit.settings.rounds
     true = float(mechanism_epsilon(noise_multiplier, delta=DELTA, participations=max(audit.settings.presentations)))
     yield from (Claim(true), Claim(true / 2), Claim(2 * true), Claim(true, participations=1))
-    if noise_multiplier == 1:
+    if amplified:
         sampling = Poisson(0.5, rounds=rounds)
         yield Claim(float(amplified_epsilon(1.0, sampling, DELTA)), sampling=sampling, sampler_observed=True)
 
@@ -155,9 +159,9 @@ def audits():
 def results(audits):
     """Each audit judged by several claims: the kind of fault, the log's rounds with `others`, and the result."""
     found = []
-    for kind, noise_multiplier, audit in audits:
+    for index, (kind, noise_multiplier, audit) in enumerate(audits):
         with_others = sum(entry.has_others for entry in audit.log.observed)
-        for claim in claims_for(noise_multiplier, audit):
+        for claim in claims_for(noise_multiplier, audit, amplified=index % 20 in (0, 5) and index < 60):
             with np.errstate(all="ignore"):
                 found.append((kind, with_others, derive_result(audit.log, audit.settings, claim=claim)))
     return found
@@ -181,8 +185,8 @@ def test_a_gauge_that_fails_reads_outside_its_limits(audits):
                     failed[gauge.name] += 1
                     inside = gauge.limits[0] <= gauge.smallest and gauge.largest <= gauge.limits[1]
                     assert not inside, (kind, level, gauge)
-    assert sum(failed.values()) > 2_000
-    assert len([name for name, count in failed.items() if count >= 10]) >= 18  # most gauges failed at times
+    assert sum(failed.values()) > 800
+    assert len([name for name, count in failed.items() if count >= 5]) >= 15  # most gauges failed at times
 
 
 def test_a_reason_prints_a_reading_outside_the_limits_that_it_prints(results):
@@ -191,7 +195,7 @@ def test_a_reason_prints_a_reading_outside_the_limits_that_it_prints(results):
     for _, _, result in results:
         for verdict in verdicts_of(result):
             read += _reads_outside(verdict.reason)
-    assert read > 150
+    assert read > 60
 
 
 def _reads_outside(reason):
@@ -218,29 +222,39 @@ def test_a_reading_close_to_its_limit_is_printed_with_enough_digits():
 
 
 def test_a_lower_bound_never_exceeds_the_upper_end_of_its_interval(results):
-    """If a valid bound does, there is no interval, and a warning says why."""
-    withdrawn = 0
     for _, _, result in results:
         for adversary in result.adversaries.values():
             for row in adversary.rows:
-                interval = row.estimate.interval
-                assert interval is None or row.lower_bound <= interval.high
-                withdrawn += any("the lower bound lies above the interval" in warning for warning in row.warnings)
+                assert row.estimate.interval is None or row.lower_bound <= row.estimate.interval.high
         top = result.headline
         if top is not None and top.interval is not None and top.rung in result.adversaries:
             same = [row for row in result.adversaries[top.rung].rows if row.presentations == top.participations]
             assert all(row.lower_bound <= top.interval[1] for row in same)
-    assert withdrawn > 20
 
 
-def test_a_bound_is_not_clipped_to_fit_its_interval(results):
-    """A withdrawn interval's ends stand in the warning, and the bound is above both."""
-    for _, _, result in results:
-        for adversary in result.adversaries.values():
-            for row in adversary.rows:
-                for warning in row.warnings:
-                    if match := re.search(rf"lies above the interval ({NUMBER}) … ({NUMBER})", warning):
-                        assert row.lower_bound > float(match[2]) * (1 - 5e-3)  # three digits are printed
+def test_a_bound_above_the_interval_withdraws_it_and_stays_as_it_is():
+    """A few loud canaries among many quiet ones, in a hundred variants: only the interval assumes a normal law."""
+    settings = Settings(dim=5_000, canaries=100, unobserved=100, delta=DELTA)
+    withdrawn = 0
+    for loud in range(2, 7):
+        for loudness in np.arange(3.5, 5.0, 0.075):
+            scores = norm.ppf((np.arange(100) + 0.5) / 100)
+            scores[np.arange(loud) * 15 + 3] = loudness
+            bound = exact_bound(scores, 4_900.0)
+            group = Scores(
+                rung="known-others", observed=scores, unobserved=np.zeros(100), null=unit_null(settings),
+                null_dof=4_900.0, presentations=1, **bound,
+            )  # fmt: skip
+            row = make_row(group, settings)
+            valid = epsilon_lower_bound(group.bounded, null=group.bound_null, delta=DELTA)
+            assert row.lower_bound == valid
+            told = [line for line in row.warnings if "the lower bound lies above the interval" in line]
+            assert len(told) == (row.estimate.interval is None)
+            assert row.estimate.interval is None or valid <= row.estimate.interval.high
+            headline = make_headline([group], settings, rung="known-others", participations=1)
+            assert (headline.interval is None) == bool(told)
+            withdrawn += len(told)
+    assert withdrawn >= 5
 
 
 def test_a_violation_close_to_its_level_advises_another_seed(results):
@@ -253,7 +267,7 @@ def test_a_violation_close_to_its_level_advises_another_seed(results):
             is_close = verdict.p_value >= verdict.level / 10
             close, clear = close + is_close, clear + (not is_close)
             assert ("repeat with another seed" in verdict.reason) == is_close
-    assert min(close, clear) > 5
+    assert min(close, clear) > 2
 
 
 @pytest.mark.parametrize("code", ["mean", "round", "sampler"])
@@ -277,8 +291,8 @@ def test_an_epsilon_for_several_participations_says_so(results):
     for _, _, result in results:
         for name, adversary in result.adversaries.items():
             verdict = adversary.verdict
-            if verdict is None or verdict.code != "bound" or verdict.participations is None:
-                continue
+            if verdict is None or verdict.code != "bound" or verdict.participations is None or name == "unknown-round":
+                continue  # unknown-round repeats the verdict on the run
             times = "once" if verdict.participations == 1 else f"{verdict.participations} times"
             assert f"implies for a client that takes part {times}" in verdict.reason
             assert any(row.presentations == verdict.participations for row in adversary.rows), name
@@ -288,7 +302,7 @@ def test_an_epsilon_for_several_participations_says_so(results):
             elif not result.legs:
                 assert verdict.claimed_epsilon != pytest.approx(result.claim.epsilon, rel=1e-3)
             seen[verdict.participations] += 1
-    assert sum(seen.values()) > 100
+    assert sum(seen.values()) > 30
     assert len(seen) > 3
 
 
@@ -300,7 +314,7 @@ def test_others_that_nobody_gave_are_not_blamed(results):
             fault = re.search(r"`others` (is|are|lacks|holds)|and `others`", verdict.reason) is not None
             blamed[with_others > 0] += fault
             assert not fault or with_others
-    assert blamed[True] > 20
+    assert blamed[True] > 10
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,9 @@ import numpy as np
 from scipy.special import chdtri, gammaincinv
 
 from coalmine.argument_checks import Floats
+from coalmine.audit.levels import GAUGE_LEVEL
 
-LEVEL = 1e-4  # probability that one gauge fails in a correct run
+LEVEL = GAUGE_LEVEL  # probability that one gauge fails in a correct run
 LAYER = "layer "  # prefix of the names of gauges of single tensors
 MOVED, GRADIENT, SIGNAL = "layers moved", "layers with a gradient", "signal by layer"  # gauges of the training itself
 TRAINED = "layers trained"  # present only if no layer was trained

@@ -24,6 +24,7 @@ from coalmine.storage.record import FEWEST, Settings
 
 POOR_FIT = 0.01  # p-value of the goodness of fit below which there is a warning
 SMALLEST_SIGNAL = 1e-4  # value of 1/z up to which nothing leaks
+ABOVE = "the lower bound lies above the interval"
 KNOWN_RUNGS = ("known-round", "known-others")
 
 
@@ -62,7 +63,7 @@ def _consistent(row: Row) -> Row:
     if interval is None or row.lower_bound <= interval.high:
         return row
     warning = (
-        f"the lower bound lies above the interval {interval.low:.3g} … {interval.high:.3g}, so the scores do not have the "
+        f"{ABOVE} {interval.low:.3g} … {interval.high:.3g}, so the scores do not have the "
         "law that the interval assumes: there is no interval"
     )
     return replace(row, estimate=replace(row.estimate, interval=None), warnings=(*row.warnings, warning))
@@ -132,9 +133,11 @@ def make_sampled_row(reading: UnknownRound, signal: NoiseSignal, settings: Setti
 def without_bound(unknown: Adversary) -> Adversary:
     """The rung without its lower bound, which is not valid if canaries are picked in groups."""
     warning = "canaries are picked in groups, so their scores are not independent: there is no lower bound"
-    rows = [
-        replace(row, lower_bound=0.0, paper_lower_bound=0.0, warnings=(*row.warnings, warning)) for row in unknown.rows
-    ]
+    rows = []
+    for row in unknown.rows:
+        kept = [line for line in row.warnings if not line.startswith(ABOVE)]
+        told = warning + (" and no interval" if len(kept) < len(row.warnings) else "")
+        rows.append(replace(row, lower_bound=0.0, paper_lower_bound=0.0, warnings=(*kept, told)))
     return replace(unknown, rows=tuple(rows))
 
 

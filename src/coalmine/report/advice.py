@@ -15,9 +15,9 @@ LESS_NOISE = (
     "times the clip norm, in the units of the released sum."
 )
 LONG_RESIDUAL = (
-    "The residual is longer than the stated noise: `others` is incomplete, or there is more noise than stated, or a clip does not bound every "
-    "update. Check that `others` holds every real client of the round, with the weights and the server learning rate of the round. A client "
-    "missing from `others` could hide missing noise, so this rules out a PASS."
+    "The residual is longer than the stated noise: `others` is incomplete, or there is more noise than stated, or a clip "
+    "does not bound every update. Check that `others` holds every real client of the round, with the weights and the "
+    "server learning rate of the round. A client missing from `others` could hide missing noise, so this rules out a PASS."
 )
 NOT_GAUSSIAN = (
     "The noise is not Gaussian. Find out which sampler produces it. Look for uniform or Laplace noise, for truncated "
