@@ -7,7 +7,7 @@ from tests.audit.thread_ranks import on_ranks
 from coalmine import Audit, mechanism_epsilon
 from coalmine.audit import noise_law, pieces
 from coalmine.audit.alarm import ViolationError
-from coalmine.audit.ranks import Ranks
+from coalmine.audit.ranks import Ranks, differences
 
 SEED, DELTA, NOISE, CLIENTS = b"the secret of the ranks", 1e-5, 1.0, 100
 CLAIM = float(mechanism_epsilon(NOISE, delta=DELTA))
@@ -227,13 +227,30 @@ def test_a_rank_that_repeats_a_round_stops_every_rank():
 
 def test_ranks_must_agree_on_who_is_present():
     lines = failing(lambda *_: {"present": [0]})
+    told = "rank 1 differs from rank 0 in round 2: present (["
     assert len(lines) == 2
-    assert all("rank 1 differs from rank 0 in round 2" in line for line in lines)
+    assert all(told in line and line.endswith("on rank 0, [0] on rank 1)") for line in lines)
+
+
+def test_long_lists_that_differ_late_are_told_apart():
+    """Both values must be seen to differ, although errors cut long values short."""
+    ours, theirs = list(range(1_000)), [*range(900), 7, *range(901, 1_000)]
+    told = differences({"present": ours, "scale": 1.0}, {"present": theirs, "scale": 1.0}, 3)
+    assert told == (
+        "present (from entry 901 on [900, 901, 902, 903, 904, 905, 906, 907, 908, 909, 910, 9... on rank 0, from entry 901 "
+        "on [7, 901, 902, 903, 904, 905, 906, 907, 908, 909, 910, 911... on rank 3)"
+    )
+    assert differences({"a": [1, 2]}, {"a": [1]}, 1) == "a ([1, 2] on rank 0, [1] on rank 1)"
+    assert differences({}, {"clip_norm": 2.0}, 1) == "clip_norm (None on rank 0, 2.0 on rank 1)"
 
 
 @pytest.mark.parametrize(
     ("own", "differing"),
-    [({"seed": b"another secret of ours"}, "seed"), ({"delta": 1e-6}, "delta"), ({"claim": 3.0}, "claim")],
+    [
+        ({"seed": b"another secret of ours"}, "seed (secret)"),
+        ({"delta": 1e-6}, "delta (1e-05 on rank 0, 1e-06 on rank 1)"),
+        ({"seed": b"another secret of ours", "delta": 1e-6}, "seed (secret), delta (1e-05 on rank 0, 1e-06 on rank 1)"),
+    ],
 )
 def test_ranks_must_make_the_same_audit(own, differing):
     for error in on_ranks(2, lambda reduce: sharded(reduce, **(own if reduce.rank else {}))):
@@ -241,6 +258,14 @@ def test_ranks_must_make_the_same_audit(own, differing):
         assert str(error) == (
             "every rank must make the audit with the same arguments, but rank 1 differs from rank 0 in " + differing
         )
+
+
+def test_ranks_that_claim_different_numbers_are_told_both():
+    for error in on_ranks(2, lambda reduce: sharded(reduce, claim=3.0 - reduce.rank)):
+        assert isinstance(error, ValueError)
+        assert "in claim (" in str(error)
+        assert "'epsilon': 3.0" in str(error)
+        assert "'epsilon': 2.0" in str(error)
 
 
 def test_an_alarm_stops_every_rank_in_the_same_round():

@@ -128,7 +128,22 @@ def test_plan_answers_for_amplified_claims():
     assert found["claim"]["sampling"] == {"scheme": "poisson", "probability": 0.1, "rounds": 100}
     assert (found["accounted"]["kind"], found["leg"]) == ("upper bound", "noise")
     assert found["canaries"] == max(found["legs"].values())
-    assert answer == f"{found['canaries']} canaries decide the claimed epsilon of 7.05; the noise leg needs the most"
+    decided = f"{found['canaries']} canaries decide the claimed epsilon of 7.05 in at least 90 % of honest runs"
+    assert answer == f"{decided}; the noise leg needs the most"
+    assert found["plans"] == []
+
+
+def test_plan_says_what_a_number_of_canaries_decides_under_sampling():
+    """A number below the planned one decides fewer than 90 % of honest runs, the planned one does not."""
+    arguments = ("plan", "--dim", 10_000, "--delta", "1e-5", "--claim", 2.47)
+    scheme = ("--sampling", "poisson", "--probability", 0.05, "--rounds", 40, "--noise-multiplier", 1)
+    found = json.loads(called(*arguments, *scheme, "--canaries", 60, "--canaries", 80, "--json").stdout)
+    few, enough = found["plans"]
+    assert few["canaries"] < found["canaries"] <= enough["canaries"]
+    assert few["decided"] < 0.9 <= enough["decided"]
+    assert few["picks"] == pytest.approx(60 * 0.05 * 40)
+    text = called(*arguments, *scheme, "--canaries", 60).stdout.splitlines()[-2]
+    assert text == f"60 canaries are picked about 120 times and decide the claim in {few['decided']:.1%} of honest runs"
 
 
 @pytest.mark.parametrize(
@@ -176,6 +191,10 @@ def test_bad_input_is_one_line_and_exit_code_2(arguments, message):
         (
             ["--dim", "1000", "--claim", "1", "--sampling", "shuffled", "--rounds", "10", "--detect", "1"],
             "--sampling only plans for a claim",
+        ),
+        (
+            ["--dim", "1000", "--claim", "1", "--sampling", "shuffled", "--rounds", "10", "--canaries", "9"],
+            "canaries must be at least 10, got 9",
         ),
         (
             ["--dim", "1000", "--claim", "0", "--sampling", "shuffled", "--rounds", "9"],

@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -12,7 +13,7 @@ from coalmine import Audit, mechanism_epsilon
 from coalmine.cli import main as cli
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "report"))
-from runs import make_run
+from runs import make_run, make_sampled_run
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "audit"))
 from training import train
@@ -223,3 +224,104 @@ def test_an_audit_in_a_custom_loop_has_a_verdict(coalmine, tmp_path):
     audit.directory.write_result(audit.result(claim=2 * HONEST))
     audit.directory.close()
     assert coalmine("verdict", tmp_path)[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("factor", "names", "code"),
+    [
+        (1.0, ["violation"], 0),  # the run is honest: its own claim of a third was not true
+        (0.4, ["pass"], 1),
+        (0.4, ["pass", "violation"], 1),
+        (1.0, ["underpowered"], 3),
+        (1.0, ["no-claim"], 0),
+        (0.4, ["no-claim"], 1),
+        (1.0, ["stopped"], 3),
+    ],
+)
+def test_max_epsilon_judges_any_run_against_another_number(coalmine, runs, factor, names, code):
+    paths = [runs / name for name in names]
+    found, out, err = coalmine("verdict", *paths, "--max-epsilon", factor * HONEST)
+    assert (found, err) == (code, "")
+    if names != ["stopped"]:
+        assert out.count(f"claimed ε {factor * HONEST:.4g} (mechanism)") == len(names)
+
+
+def test_max_epsilon_reads_the_number_as_the_runs_own_claim(coalmine, runs):
+    """The run's own epsilon gives its own verdict, reason for reason, and the stored result stays as it was."""
+    before = (runs / "pass" / "result.json").read_bytes()
+    own = coalmine("verdict", runs / "pass", runs / "violation", "--json")
+    for run, verdict in zip(("pass", "violation"), json.loads(own[1]), strict=True):
+        arguments = ("verdict", runs / run, "--max-epsilon", verdict["claimed_epsilon"], "--json")
+        assert json.loads(coalmine(*arguments)[1]) == [verdict]
+    assert (runs / "pass" / "result.json").read_bytes() == before
+
+
+def test_max_epsilon_keeps_the_sampling_of_an_amplified_claim(coalmine, tmp_path):
+    make_sampled_run(tmp_path / "run")
+    (own,) = json.loads(coalmine("verdict", tmp_path / "run", "--json")[1])
+    code, out, _ = coalmine("verdict", tmp_path / "run", "--json", "--max-epsilon", own["claimed_epsilon"] / 2)
+    (half,) = json.loads(out)
+    assert (own["verdict"], half["verdict"], code) == ("PASS", "VIOLATION", 1)
+    assert half["claim_sampling"] == own["claim_sampling"]
+    assert half["legs"]["accounting"] == "VIOLATION"
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "nan", "inf", "1e200"])
+def test_a_bad_max_epsilon_is_one_line_and_exit_code_2(coalmine, runs, value):
+    code, out, err = coalmine("verdict", runs / "pass", "--max-epsilon", value)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert err.strip().endswith(f"got {float(value)}") or err.strip().endswith(f"got {float(value):g}")
+
+
+def test_max_epsilon_needs_the_recorded_rounds(coalmine, runs):
+    """One line says which file is missing; the other runs still have a verdict."""
+    (runs / "pass" / "audit" / "rounds.log").unlink()
+    code, out, err = coalmine("verdict", runs / "pass", runs / "violation", "--max-epsilon", HONEST)
+    assert (code, err.count("\n")) == (2, 1)
+    assert "rounds.log is missing" in err
+    assert [line.split()[0] for line in out.splitlines()] == ["runs/violation"]
+
+
+def test_a_junit_report_has_one_test_for_each_run(coalmine, runs):
+    """VIOLATION is a failure, no decision is an error of its kind, and PASS passes."""
+    names = ("pass", "violation", "underpowered", "no-claim", "stopped")
+    code, _, _ = coalmine("verdict", *(runs / name for name in names), "nowhere", "--junit", "out.xml")
+    suite = ElementTree.parse("out.xml").getroot()[0]
+    cases = {case.get("name"): [(child.tag, child.get("type")) for child in case] for case in suite}
+    assert cases == {
+        "pass": [],
+        "violation": [("failure", "VIOLATION")],
+        "underpowered": [("error", "UNDERPOWERED")],
+        "no-claim": [("error", "no verdict")],
+        "stopped": [("error", "no verdict")],
+        "nowhere": [("error", "unreadable")],
+    }
+    counts = {name: int(suite.get(name)) for name in ("tests", "failures", "errors")}
+    assert (counts, code) == ({"tests": 6, "failures": 1, "errors": 4}, 2)
+    reason = json.loads((runs / "violation" / "result.json").read_text())["reason"]
+    assert suite[1][0].get("message") == f"VIOLATION: {reason}"
+
+
+@pytest.mark.parametrize("file", [".", "nowhere/\0.xml"])
+def test_a_junit_report_that_cannot_be_written_leaves_nothing(coalmine, runs, file):
+    before = sorted(Path().rglob("*"))
+    code, _, err = coalmine("verdict", runs / "pass", "--junit", file)
+    assert (code, err.count("\n")) == (2, 1)
+    assert sorted(Path().rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    "note",
+    [
+        "the audit observed no step of the optimizer",
+        "the noise multiplier changed during training; pass a claim of your own to finish",
+        "the noise multiplier is 0, so the optimizer's settings claim no privacy",
+    ],
+)
+def test_a_run_without_a_claim_has_its_own_reason(coalmine, runs, note):
+    """An integration that makes no claim says why in a note: "nothing was claimed" would hide it."""
+    path = runs / "no-claim" / "result.json"
+    path.write_bytes(changed(notes=["a note", f"no verdict: {note}"])(path))
+    code, out, _ = coalmine("verdict", runs / "no-claim")
+    assert (code, "nothing was claimed" in out) == (3, False)
+    assert out.strip().endswith(note)

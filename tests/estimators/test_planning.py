@@ -1,13 +1,14 @@
 """How many canaries an audit needs."""
 
 import math
+from bisect import bisect_left
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from scipy.stats import norm
 
-from coalmine import Claim
+from coalmine import Audit, Claim
 from coalmine.audit.legs import SampledClaim
 from coalmine.audit.noise_signal import NoiseSignal
 from coalmine.audit.verdict import POWER, TEST_LEVEL, UNDERPOWERED, Verdict, _sampled_power
@@ -96,49 +97,104 @@ def test_more_canaries_detect_smaller_epsilons():
     assert mechanism_epsilon(1.0, delta=1e-6) < plans[0].detectable
 
 
-def noise_leg(canaries, claim, sampling, noise, *, dim):
-    """The noise leg of an honest run whose canaries are sampled as often as expected."""
-    picks, rounds = canaries * sampling.total_rounds * sampling.rate, sampling.total_rounds
-    counts = np.random.default_rng(0).binomial(canaries, sampling.rate, size=(20_000, rounds))
-    totals = counts.sum(axis=1)
-    effective = np.mean(totals) ** 2 / np.mean((counts**2).sum(axis=1))  # effective number of equally weighted rounds
-    dof = (dim - canaries) * effective
-    signal = NoiseSignal(beta=1 / noise, weight=picks, dof=dof, round_dof=dim - canaries, mean_square=1.0)
+RUNS = 4_000  # Monte Carlo runs of a sampler
+ERROR = 4 * math.sqrt(0.09 / RUNS)  # four standard errors of a share near 90 %
+
+
+def sampled_counts(canaries, sampling, rng):
+    """How many canaries each round picks, in many runs of an honest sampler."""
+    if isinstance(sampling, FixedSize):
+        absent = max(sampling.population - canaries, 0)
+        return rng.hypergeometric(canaries, absent, sampling.size, size=(RUNS, sampling.rounds))
+    if isinstance(sampling, Poisson):
+        return rng.binomial(canaries, sampling.rate, size=(RUNS, sampling.total_rounds))
+    return rng.multinomial(canaries, [sampling.rate] * sampling.rounds, size=RUNS)
+
+
+def passing_noise_legs(canaries, claim, sampling, noise, *, dim, seed=0):
+    """The share of honest runs in which the noise leg has its power: the verdict's own function on the picks of each run."""
+    counts = sampled_counts(canaries, sampling, np.random.default_rng(seed)).astype(float)
+    counts = counts[counts.sum(axis=1) > 0]
+    weights, dofs = counts.sum(axis=1), (dim - canaries) * counts.sum(axis=1) ** 2 / (counts**2).sum(axis=1)
     case = SimpleNamespace(noise=noise, delta=1e-5, claim=claim)
-    return _sampled_power(case, sampling, signal, 0.0).outcome
+    runs = sorted(zip(weights, dofs, strict=True))  # the power grows with the weight, and among equal ones with the dof
+
+    def passes(run):
+        signal = NoiseSignal(beta=1 / noise, weight=run[0], dof=run[1], round_dof=dim - canaries, mean_square=1.0)
+        return _sampled_power(case, sampling, signal, 0.0).outcome == "PASS"
+
+    return (len(runs) - bisect_left(runs, True, key=passes)) / RUNS
 
 
 def sampling_leg(canaries, claim, sampling, noise):
-    """The sampling leg for a sampler that passed its tests."""
+    """The sampling leg for a sampler that passed its tests, with the picks that 90 % of honest runs have."""
     sampled = SampledClaim(claim, sampling, noise, noise, 1e-5)
-    rounds = sampling.total_rounds
-    reading = SimpleNamespace(rounds=rounds, canaries=canaries, picks=round(canaries * rounds * sampling.rate))
+    totals = np.sort(sampled_counts(canaries, sampling, np.random.default_rng(1)).sum(axis=1))
+    reading = SimpleNamespace(rounds=sampling.total_rounds, canaries=canaries, picks=int(totals[RUNS // 10]))
     return sampled._sampler_power(Verdict(outcome=UNDERPOWERED), reading).outcome
 
 
 @pytest.mark.parametrize(
     ("sampling", "noise", "dim"),
     [
-        (Poisson(0.1, rounds=100), 1.0, 1_000),
-        (Poisson(0.02, rounds=1), 1.0, 100_000),
-        (Poisson(0.3, rounds=5), 4.0, 50_000),
-        (FixedSize(5, 50, rounds=10), 2.0, 2_000),
+        (Poisson(0.1, rounds=40), 1.0, 1_000),
+        (Poisson(0.05, rounds=40), 1.0, 5_000),
+        (Poisson(0.3, rounds=5), 2.0, 50_000),
+        (FixedSize(50, 500, rounds=10), 1.0, 2_000),
         (Shuffled(10), 1.5, 2_000),
     ],
 )
-def test_the_plan_gives_the_fewest_canaries_that_decide_an_amplified_claim(sampling, noise, dim):
+def test_the_plan_is_the_fewest_canaries_that_decide_90_percent_of_honest_runs(sampling, noise, dim):
+    """Oracle: Monte Carlo over the picks, each run judged by the verdict's own legs."""
     epsilon = float(amplified_epsilon(noise, sampling, 1e-5))
     claim = Claim(epsilon, sampling=sampling, noise_multiplier=noise, sampler_observed=True)
-    plan = plan_sampled(epsilon, sampling, dim=dim, delta=1e-5, level=TEST_LEVEL, power=POWER, noise_multiplier=noise)
-    assert plan.canaries == max(plan.noise, plan.sampling)
-    slack = 1 + plan.noise // 100  # the verdict knows the rounds' true weights
-    assert noise_leg(plan.noise + slack, claim, sampling, noise, dim=dim) == "PASS"
-    if plan.noise > 10:
-        assert noise_leg(plan.noise - slack, claim, sampling, noise, dim=dim) == "UNDERPOWERED"
+    settings = {"dim": dim, "delta": 1e-5, "level": TEST_LEVEL, "power": POWER, "noise_multiplier": noise}
+    plan = plan_sampled(epsilon, sampling, **settings)
+    count = plan.noise
+    fewer = int(count * 0.93) - 1
+    enough, short = (passing_noise_legs(k, claim, sampling, noise, dim=dim) for k in (count, fewer))
+    assert enough >= 0.9 - ERROR
+    assert short < 0.9
+    chances = plan_sampled(epsilon, sampling, **settings, canaries=[count, fewer]).chances
+    assert (chances[0].noise >= 0.9, chances[1].noise < 0.9) == (True, True)
+    slack = 0.1 if isinstance(sampling, FixedSize) else 0.02  # the binomial is wider than a fixed size's law
+    assert chances[1].noise == pytest.approx(short, abs=ERROR + slack)
     assert sampling_leg(plan.sampling, claim, sampling, noise) == "PASS"
     if plan.sampling > 10:  # counts are integers, so the power is not monotone; the rate is known to 0.1 %
         fewer = int(0.98 * plan.sampling) - math.ceil(3 / (sampling.total_rounds * sampling.rate))
         assert sampling_leg(fewer, claim, sampling, noise) == "UNDERPOWERED"
+
+
+def test_a_plan_for_a_looser_claim_counts_on_the_noise_that_the_claim_needs():
+    """The sampling leg computes its epsilon with the least noise that the claim allows, which takes more canaries."""
+    sampling, noise = Poisson(0.02, rounds=50), 4.0
+    claim = Claim(1.2, sampling=sampling, noise_multiplier=noise, sampler_observed=True)
+    plan = plan_sampled(claim.epsilon, sampling, dim=10_000, delta=1e-5, level=TEST_LEVEL, noise_multiplier=noise)
+    sampled = SampledClaim.of(claim, delta=1e-5, rounds=50)
+    assert sampled.tested < 0.5 * noise
+    reading = SimpleNamespace(rounds=50, canaries=plan.sampling, picks=plan.sampling)
+    assert sampled._sampler_power(Verdict(outcome=UNDERPOWERED), reading).outcome == "PASS"
+
+
+def test_planned_canaries_decide_real_audits():
+    """Twelve honest runs, each with a sampler that picks every client and canary by a coin of its own."""
+    sampling, dim, noise = Poisson(0.1, rounds=40), 1_500, 1.0
+    epsilon = float(amplified_epsilon(noise, sampling, 1e-5))
+    plan = plan_sampled(epsilon, sampling, dim=dim, delta=1e-5, level=TEST_LEVEL, noise_multiplier=noise)
+    claim = Claim(epsilon, sampling=sampling, noise_multiplier=noise, sampler_observed=True)
+    verdicts = []
+    for seed in range(12):
+        rng = np.random.default_rng(seed)
+        audit = Audit(dim, canaries=plan.canaries, seed=bytes([seed]) * 16, delta=1e-5)
+        for number in range(1, sampling.rounds + 1):
+            present = np.flatnonzero(rng.random(plan.canaries) < sampling.rate)
+            others = rng.binomial(200, sampling.rate) * np.ones(dim) / math.sqrt(dim)
+            total = others + audit.updates(present, 1.0) + noise * rng.normal(size=dim)
+            audit.observe_round(number, total, present=present, others=others, noise_std=noise, clip_norm=1.0)
+        verdicts.append(audit.result(claim=claim).verdict)
+    outcomes = [str(verdict.outcome) for verdict in verdicts]
+    assert "VIOLATION" not in outcomes
+    assert outcomes.count("PASS") >= 9, [verdict.reason for verdict in verdicts]  # fewer has probability 0.4 %
 
 
 def test_no_canaries_confirm_a_claim_that_the_accountant_refutes():
@@ -150,6 +206,7 @@ def test_no_canaries_confirm_a_claim_that_the_accountant_refutes():
 
 @pytest.mark.parametrize(("call", "message"), [
     (lambda: plan_sampled(0.0, Poisson(0.1, 10), dim=1000, delta=1e-5, level=0.01), "claim_epsilon must be above 0"),
+    (lambda: plan_sampled(1.0, Poisson(0.1, 10), dim=1000, delta=1e-5, level=0.01, canaries=[9]), "canaries must be at"),
     (lambda: plan_audit(9, dim=1000, delta=1e-6), "canaries must be at least 10"),
     (lambda: plan_audit(999, dim=1000, delta=1e-6), "at most dim - 2"),
     (lambda: canaries_to_detect(0.01, dim=1000, delta=1e-6), "no number of canaries in 1000 dimensions"),

@@ -435,7 +435,7 @@ def test_the_result_lists_what_was_audited():
     listed = optimizer.audit.finish().to_dict()["audited"]
     assert listed["clipping"]["status"] == "not checked"
     assert listed["sampler"]["status"] == "not checked"
-    assert listed["weights"]["status"] == "cannot be checked"
+    assert listed["weights"]["status"] == "does not apply"
     assert listed["others"]["status"] == "checked"
 
 
@@ -465,7 +465,7 @@ def test_an_audit_without_layers_does_not_check_tensors(monkeypatch):
     optimizer.audit.finish()
     assert received.items["tensors"].status == "not checked"
     assert received.items["sampler"].status == "not checked"
-    assert received.items["weights"].status == "cannot be checked"
+    assert received.items["weights"].status == "does not apply"
     assert received.items["others"].status == "checked"
 
 

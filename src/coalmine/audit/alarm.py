@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import ndtr
 
+from coalmine.audit import levels
 from coalmine.audit.claim import LARGEST_CLAIM, Claim
 from coalmine.audit.gauge import Gauge
 from coalmine.audit.gauge_reader import GaugeReader
@@ -39,9 +40,11 @@ from coalmine.estimators.sequential import RunningEvidence, spent_level
 from coalmine.storage.record import Settings, presentation_counts
 from coalmine.storage.rounds_file import Entry, Round
 
-EVIDENCE_LEVEL = 0.002
-GAUGE_LEVEL = 3.5e-5  # level of each of the twelve gauges that can prove a violation, and of the test of single rounds
-SAMPLER_LEVEL = 4e-5 / 16  # level of each test of the sampler
+EVIDENCE_LEVEL = levels.EVIDENCE_LEVEL
+GAUGE_LEVEL = (
+    levels.ALARM_GAUGE_LEVEL
+)  # level of each of the twelve gauges that can prove a violation, and of the test of single rounds
+SAMPLER_LEVEL = levels.ALARM_SAMPLER_LEVEL  # level of each test of the sampler
 APART = 1.25  # the next look at the gauges comes at this multiple of the rounds at the last one
 MANY_ROUNDS = 4096  # fewest rounds to plan for: short sketches are enough, since every look compares them
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from coalmine.argument_checks import Floats
-from coalmine.audit.gauge import LEVEL, Gauge, ratio_quantile
+from coalmine.audit.gauge import LEVEL, Gauge, deciding_reading, ratio_quantile
 from coalmine.audit.views import Look
 from coalmine.estimators.null import CosineNull
 from coalmine.storage.record import Settings
@@ -63,16 +63,30 @@ class BlockReader:
         limit, pooled_limit = (np.maximum(each, TOO_LONG) * self._allowed for each in (high, pooled_high))
         outside = (ratios < low) | (ratios > limit)
         long = bool(outside.any() or (pooled > pooled_limit).any())
+        smallest, largest, limits = float(ratios.min()), float(ratios.max()), (float(low.min()), float(limit.max()))
+        each, all_low, all_high = ratios, low, limit
+        if (long and not outside.any()) or (worst < 1 and not (ratios < low).any()):
+            each, all_low, all_high = pooled[None], pooled_low, pooled_limit
+        if worst < 1 or long:  # smaller parts have wider limits
+            part = _worst_part(each, all_low, all_high, short=worst < 1)
+            smallest, largest = float(each.min()), float(each.max())
+            limits = (float(all_low[part]), float(all_high[part]))
         return Gauge(
             name="parts of blocks",
-            smallest=float(ratios.min()),
-            largest=float(ratios.max()),
-            limits=(float(low.min()), float(limit.max())),
+            smallest=smallest,
+            largest=largest,
+            limits=limits,
             flagged=tuple(self._numbers[index] for index in np.flatnonzero(outside.any(axis=1))),
             status="low" if worst < 1 else "warning" if long else "ok",
             noise_left=worst if worst < 1 else None,
             values=ratios.min(axis=1),
         )
+
+
+def _worst_part(ratios: Floats, low: Floats, high: Floats, *, short: bool) -> int:
+    """The part of a block that is furthest outside its limits, in any round."""
+    by_part = (ratios / low).min(axis=0) if short else -(ratios / high).max(axis=0)
+    return int(np.argmin(by_part))
 
 
 class _Correlations:
@@ -123,11 +137,12 @@ class _Correlations:
         every *= math.sqrt(max(self._rounds) / fewest)
         certain = max(float(values.max()) - limit, largest_mean - every, 0.0)
         failed = bool(outside.any()) or largest_mean > every
+        smallest, largest, limits = deciding_reading(values, (0.0, limit), largest_mean, (0.0, every))
         yield Gauge(
             name="shared blocks",
-            smallest=float(values.min()),
-            largest=float(values.max()),
-            limits=(0.0, limit),
+            smallest=smallest,
+            largest=largest,
+            limits=limits,
             flagged=tuple(self._numbers[index] for index in np.flatnonzero(outside)),
             status="low" if failed else "ok",
             noise_left=math.sqrt(max(1 - certain, 0.0)) if failed else None,

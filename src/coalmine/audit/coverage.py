@@ -1,4 +1,4 @@
-"""The coverage of an audit, item by item: checked, failed, not checked, or impossible to check.
+"""The coverage of an audit, item by item: checked, failed, not checked, impossible to check, or not applicable.
 
 A verdict covers only the checked items, so every result carries this list and every view shows it.
 """
@@ -14,7 +14,7 @@ from coalmine.audit.verdict import Verdict
 from coalmine.audit.views import Look
 from coalmine.storage.record import Settings
 
-Status = Literal["checked", "failed", "not checked", "cannot be checked"]
+Status = Literal["checked", "failed", "not checked", "cannot be checked", "does not apply"]
 Source = Literal["audit", "pipeline"]
 ITEMS = (
     "noise level",
@@ -52,6 +52,11 @@ class AuditedItem:
             raise ValueError(f"status must be one of {', '.join(get_args(Status))}, got {self.status!r}")
         if self.source not in ("audit", "pipeline"):
             raise ValueError(f"source must be 'audit' or 'pipeline', got {self.source!r}")
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a verdict says nothing about the item, although it matters."""
+        return self.status not in ("checked", "does not apply")
 
     def to_dict(self) -> dict[str, Any]:
         return {"status": self.status, "detail": self.detail, "source": self.source}

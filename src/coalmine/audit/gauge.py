@@ -9,8 +9,9 @@ import numpy as np
 from scipy.special import chdtri, gammaincinv
 
 from coalmine.argument_checks import Floats
+from coalmine.audit.levels import GAUGE_LEVEL
 
-LEVEL = 1e-4  # probability that one gauge fails in a correct run
+LEVEL = GAUGE_LEVEL  # probability that one gauge fails in a correct run
 LAYER = "layer "  # prefix of the names of gauges of single tensors
 MOVED, GRADIENT, SIGNAL = "layers moved", "layers with a gradient", "signal by layer"  # gauges of the training itself
 TRAINED = "layers trained"  # present only if no layer was trained
@@ -23,7 +24,7 @@ MEANINGS = {
     "pooled residual": "length of the residuals of all rounds together over that of the stated noise",
     "repeat": "cosine of what is left in a round with the round before that is most like it",
     "rank": "mean squared cosine between two rounds over that of noise in all dimensions",
-    "repeat of any": "cosine of what is left in a round with the sum of all rounds before",
+    "repeat of any": "cosine of what is left in a round with the sum of all rounds before, or of two rounds on average",
     "others": "factor by which `others` must be multiplied to be what the round summed",
     "shape": "fourth moment of the noise over its squared variance, 3 for a Gaussian",
     "distribution": "chi-squared distance of the noise's histogram from a Gaussian, per cell",
@@ -96,6 +97,20 @@ def meaning_of(name: str) -> str:
     if name.startswith(LAYER):
         return "length of the residual in this layer over that of the stated noise"
     return MEANINGS.get(name, name)
+
+
+def deciding_reading(
+    values: Floats, limits: tuple[float, float], pooled: float, pooled_limits: tuple[float, float]
+) -> tuple[float, float, tuple[float, float]]:
+    """Smallest and largest reading with their limits: those of single rounds, or of all together if only these are outside.
+
+    So the reading of a gauge that fails lies outside the limits beside it, whichever of its two tests failed.
+    """
+    smallest, largest = float(values.min()), float(values.max())
+    inside = limits[0] <= smallest and largest <= limits[1]
+    if inside and not pooled_limits[0] <= pooled <= pooled_limits[1]:
+        return pooled, pooled, pooled_limits
+    return smallest, largest, limits
 
 
 @lru_cache(maxsize=64)

@@ -12,7 +12,7 @@ import numpy as np
 from scipy.special import bdtrc, chdtrc, chdtri, ndtr, ndtri, pdtr, pdtrc
 
 from coalmine.argument_checks import Floats
-from coalmine.audit.gauge import LEVEL, Gauge
+from coalmine.audit.gauge import LEVEL, Gauge, deciding_reading
 from coalmine.audit.noise_law import BARE, CELL, CELLS, NoiseParts, zero_width
 from coalmine.audit.views import Look
 from coalmine.estimators.null import CosineNull
@@ -164,6 +164,12 @@ def _kurtosis(rounds: list[Round], parts: NoiseParts, repeated: float, level: fl
     flagged = np.flatnonzero((np.abs(by_round) > one) & (np.abs(weighted - 3) > off))
     failed = (odd or flagged.size > 0) and not _is_coarse(rounds, int(sizes.sum()))
     margin = max(limit * spread, off)
+    if odd:
+        margin = _margin(reading - 3, float(pooled), limit, off)
+    elif flagged.size:  # only single rounds fail
+        worst = flagged[np.abs(by_round[flagged]).argmax()]
+        reading = float(weighted[worst])
+        margin = _margin(reading - 3, float(by_round[worst]), one, off)
     return Gauge(
         name="shape",
         smallest=reading,
@@ -173,6 +179,11 @@ def _kurtosis(rounds: list[Round], parts: NoiseParts, repeated: float, level: fl
         status="warning" if failed else "ok",
         values=weighted,
     )
+
+
+def _margin(departure: float, score: float, limit: float, least: float) -> float:
+    """How far a reading may depart from its expected value, if its `score` may reach `limit`."""
+    return max(abs(departure * limit / score) if score else 0.0, least)
 
 
 def anscombe_glynn(kurtosis: Floats, size: Floats) -> Floats:
@@ -274,19 +285,28 @@ def _zeros(rounds: list[Round], dim: int, repeated: float, level: float) -> Gaug
             p_value = float(bdtrc(math.ceil(count) - 1, round(total), probability)) if count else 1.0
             least = DIVERGENCE if column == 0 else 1 / dim
             excess = (count - probability * total) / total
-            readings.append(
-                (count / (probability * total), p_value < level / 2 and excess > least, probability * total)
-            )
+            most = max(_most_by_chance(round(total), probability, level / 2), (probability + least) * total)
+            expected = probability * total
+            readings.append((count / expected, p_value < level / 2 and excess > least, most / expected))
     failed = any(odd for _, odd, _ in readings) and not _is_coarse(rounds, dim)
-    reading, _, expected = next((entry for entry in readings if entry[1]), readings[0])
+    reading, _, limit = next((entry for entry in readings if entry[1]), readings[0])
     return Gauge(
         name="bare coordinates",
         smallest=reading,
         largest=reading,
-        limits=(0.0, 1 + (4 - float(ndtri(level / 2)) * math.sqrt(expected)) / expected),
+        limits=(0.0, limit),
         status="warning" if failed else "ok",
         values=np.array([reading]),
     )
+
+
+def _most_by_chance(total: int, probability: float, level: float) -> int:
+    """The largest number of `total` coordinates near 0 that Gaussian noise reaches with at least this probability."""
+    low, high = 0, total + 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if bdtrc(middle - 1, total, probability) >= level else (low, middle)
+    return low
 
 
 def _follows(rounds: list[Round], dim: int, repeated: float, level: float) -> Iterator[Gauge]:
@@ -303,16 +323,19 @@ def _follows(rounds: list[Round], dim: int, repeated: float, level: float) -> It
         slope = float(readings[:, 1].mean())
         one, every = -float(ndtri(level / (8 * len(measured)))), -float(ndtri(level / 8))
         outside = (np.abs(readings[:, 0]) > one) & (np.abs(readings[:, 1]) > least)
-        failed = bool(outside.any()) or (abs(pooled) > every and abs(slope) > least)
-        spread = abs(slope / pooled) if pooled else 0.0
-        limit = max(every * spread, least)
+        odd = abs(pooled) > every and abs(slope) > least
+        reading, limit = slope, _margin(slope, pooled, every, least)
+        if outside.any() and not odd:  # only single rounds fail
+            worst = np.flatnonzero(outside)[np.abs(readings[outside, 0]).argmax()]
+            reading = float(readings[worst, 1])
+            limit = _margin(reading, float(readings[worst, 0]), one, least)
         yield Gauge(
             name=f"noise follows {name}",
-            smallest=slope,
-            largest=slope,
+            smallest=reading,
+            largest=reading,
             limits=(-limit, limit),
             flagged=tuple(measured[index].number for index in np.flatnonzero(outside)),
-            status="warning" if failed else "ok",
+            status="warning" if odd or outside.any() else "ok",
             values=readings[:, 1],
         )
 
@@ -379,12 +402,18 @@ def _neighbours(rounds: list[Round], parts: NoiseParts, dim: int, repeated: floa
             0.0,
         )
         failed = bool(outside.any() or outside_pooled.any())
-        limit = float(one) / math.sqrt(float(lengths.min()))
+        # the pair that is furthest outside: longer ones have narrower limits
+        place = int(np.abs(scores).max(axis=0).argmax() if outside.any() else np.abs(pooled).argmax())
+        limit, root = float(one) / math.sqrt(lengths[place] if outside.any() else lengths.min()), math.sqrt(repeated)
+        share = root / math.sqrt(lengths[place] * len(rounds))  # from a pooled score to a mean correlation
+        smallest, largest, limits = deciding_reading(
+            values, (-limit, limit), float(pooled[place]) * share, (-every * share, every * share)
+        )
         yield Gauge(
             name=name,
-            smallest=float(values.min()),
-            largest=float(values.max()),
-            limits=(-limit, limit),
+            smallest=smallest,
+            largest=largest,
+            limits=limits,
             flagged=tuple(rounds[index].number for index in np.flatnonzero(outside.any(axis=1))),
             status="low" if failed else "ok",
             noise_left=math.sqrt(max(1 - certain, 0.0)) if failed else None,
@@ -436,11 +465,8 @@ def _shifted(rounds: list[Round], dim: int, level: float) -> Gauge:
     outside = [index for index, (_, p_value) in enumerate(readings) if p_value < each]
     flagged = sorted({pairs[index][0].number for index in outside})
     largest = max((agreed for agreed, _ in readings), default=0.0)
-    smallest = (
-        math.ceil(-math.log2(each)) / len(measured[0].law_peaks)
-        if measured and measured[0].law_peaks is not None
-        else 0
-    )
+    longest = max((len(item.law_peaks) for item in measured if item.law_peaks is not None), default=1)
+    smallest = math.ceil(-math.log2(each)) / longest
     return Gauge(
         name="shifted repeat",
         smallest=min((agreed for agreed, _ in readings), default=0.0),

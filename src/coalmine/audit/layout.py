@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from coalmine.argument_checks import shown, whole_number
-from coalmine.audit.ranks import Ranks
+from coalmine.audit.ranks import Ranks, differences
 from coalmine.audit.trees import Tree
 from coalmine.canaries.blocked import cut_into_blocks
 
@@ -49,9 +49,11 @@ class Layout:
         tree = trees[0]
         on_host = all(other.pop("on_host") for other in all_ranks)
         for rank, other in enumerate(all_ranks):
-            if other.pop("replicated") != bool(replicated):
+            theirs = other.pop("replicated")
+            if theirs != bool(replicated):
                 raise ValueError(
-                    f"every rank must pass the same `replicated`, but rank {rank} differs from rank {ranks.rank}"
+                    f"every rank must pass the same `replicated`, but it is {theirs} on rank {rank} and "
+                    f"{bool(replicated)} on rank {ranks.rank}"
                 )
         if replicated and ranks.several:
             for rank, other in enumerate(all_ranks):
@@ -89,20 +91,26 @@ def _own_blocks(tree: Tree, blocks: Sequence[int] | None) -> list[int]:
 
 
 def check_same(ranks: Ranks, **arguments: Any) -> None:
-    """ValueError if ranks make an audit with different arguments; only digests of the arguments are exchanged."""
+    """ValueError if ranks make an audit with different arguments; only digests of the seed are exchanged."""
     if not ranks.several:
         return
     own = {
         name: hashlib.sha256(b"coalmine same arguments\0" + _bytes(value)).hexdigest()[:16]
         for name, value in arguments.items()
     }
-    for rank, other in enumerate(all_ranks := ranks.gather(lambda: own)):
-        differing = [name for name in own if other[name] != all_ranks[0][name]]
-        if differing:
-            raise ValueError(
-                f"every rank must make the audit with the same arguments, but rank {rank} differs from rank 0 in "
-                f"{', '.join(differing)}"
-            )
+    digests = ranks.gather(lambda: own)
+    rank = next((rank for rank, other in enumerate(digests) if other != digests[0]), None)
+    if rank is None:
+        return
+    differing = [name for name in own if digests[rank][name] != digests[0][name]]
+    open_ones = {name: arguments[name] for name in differing if not isinstance(arguments[name], bytes)}
+    values = ranks.gather(lambda: open_ones)
+    named = [f"{name} (secret)" for name in differing if name not in open_ones]
+    named += [differences(values[0], values[rank], rank)] if open_ones else []
+    raise ValueError(
+        "every rank must make the audit with the same arguments, but "
+        f"rank {rank} differs from rank 0 in {', '.join(named)}"
+    )
 
 
 def _bytes(value: Any) -> bytes:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from coalmine.argument_checks import Floats
-from coalmine.audit.gauge import LEVEL, Gauge, ratio_quantile
+from coalmine.audit.gauge import LEVEL, Gauge, deciding_reading, ratio_quantile
 from coalmine.audit.views import Look, View
 from coalmine.storage.record import Settings
 
@@ -171,17 +171,19 @@ def _layers(lengths: list[_LayerLengths], settings: Settings, level: float) -> I
     for column, (name, size) in enumerate(settings.gauged_layers):
         low, high = ratio_quantile(share / 2, size), ratio_quantile(1 - share / 2, size) * allowed
         values = ratios[:, column]
-        outside = (values < low) | (values > max(high, TOO_LONG * allowed))
+        high = max(high, TOO_LONG * allowed)
+        outside = (values < low) | (values > high)
         worst = float(values.min()) / low
         freedom = float(size * len(lengths)) if fresh else float(size)
         pooled = math.sqrt(float(np.mean(values**2)))
         floor = ratio_quantile(pooled_share / 2, freedom)
         worst = min(worst, pooled / floor)
+        smallest, largest, limits = deciding_reading(values, (low, high), pooled, (floor, math.inf))
         yield Gauge(
             name=f"layer {name}",
-            smallest=float(values.min()),
-            largest=float(values.max()),
-            limits=(low, high),
+            smallest=smallest,
+            largest=largest,
+            limits=limits,
             flagged=tuple(lengths[index].number for index in np.flatnonzero(outside)),
             status="low" if worst < 1 else "warning" if outside.any() else "ok",
             noise_left=worst if worst < 1 else None,
@@ -196,11 +198,15 @@ def _one_sided(name: str, lengths: list[_Length], ratios: Floats, floors: Floats
 def _two_sided(name: str, lengths: list[_Length], ratios: Floats, low: Floats, high: Floats) -> Gauge:
     outside = (ratios < low) | (ratios > high)
     worst = float((ratios / low).min())
+    limits = (float(low.min()), float(high.max()))
+    if outside.any():  # rounds with fewer directions have wider limits
+        index = int(np.argmin(ratios / low) if worst < 1 else np.argmax(ratios / high))
+        limits = (float(low[index]), float(high[index]))
     return Gauge(
         name=name,
         smallest=float(ratios.min()),
         largest=float(ratios.max()),
-        limits=(float(low.min()), float(high.max())),
+        limits=limits,
         flagged=tuple(lengths[index].number for index in np.flatnonzero(outside)),
         status="low" if worst < 1 else "warning" if outside.any() else "ok",
         noise_left=worst if worst < 1 else None,

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import numpy as np
@@ -72,7 +72,7 @@ class Ranks:
         sums = self.sum(np.concatenate([state.ravel(), body]))
         states = sums[: state.size].reshape(-1, _STATE)
         self._raise_failure(states[:, 0], failure)
-        _check_agreement(states, told)
+        self._check_agreement(states, told)
         return sums[state.size :]
 
     def gather(self, make: Callable[[], Any]) -> list[Any]:
@@ -90,6 +90,23 @@ class Ranks:
         states[self.rank] = _OK if failure is None else _FAILED
         self._raise_failure(self.sum(states), failure)
         return [json.loads(text) for text in self._gather(json.dumps(made).encode())]
+
+    def _check_agreement(self, states: Floats, told: Any) -> None:
+        """ValueError on every rank if they are in different rounds, or were given different arguments."""
+        numbers, digests = states[:, 1].astype(np.int64), states[:, 2]
+        if (numbers != numbers[0]).any():
+            other = int(np.flatnonzero(numbers != numbers[0])[0])
+            raise ValueError(
+                f"every rank must observe the same rounds, but rank 0 is in round {numbers[0]} and rank {other} in round "
+                f"{numbers[other]}"
+            )
+        if (digests != digests[0]).any():
+            other = int(np.flatnonzero(digests != digests[0])[0])
+            everything = self.gather(lambda: told)
+            raise ValueError(
+                f"every rank must pass the same arguments, but rank {other} differs from rank 0 in round {numbers[0]}: "
+                f"{differences(everything[0], everything[other], other)}"
+            )
 
     def _raise_failure(self, states: Floats, failure: Exception | None) -> None:
         """If a rank failed, raise its own error on it, and one that reports it on the others."""
@@ -133,17 +150,24 @@ def _digest(told: Any) -> float:
     return float(int.from_bytes(hashlib.blake2b(text, digest_size=_BYTES).digest(), "little"))
 
 
-def _check_agreement(states: Floats, told: Any) -> None:
-    numbers, digests = states[:, 1].astype(np.int64), states[:, 2]
-    if (numbers != numbers[0]).any():
-        other = int(np.flatnonzero(numbers != numbers[0])[0])
-        raise ValueError(
-            f"every rank must observe the same rounds, but rank 0 is in round {numbers[0]} and rank {other} in round "
-            f"{numbers[other]}"
-        )
-    if (digests != digests[0]).any():
-        other = int(np.flatnonzero(digests != digests[0])[0])
-        raise ValueError(
-            f"every rank must pass the same arguments, but rank {other} differs from rank 0 in round {numbers[0]}: "
-            f"compare {', '.join(told)}"
-        )
+def differences(own: Mapping[str, Any], other: Mapping[str, Any], rank: int) -> str:
+    """The arguments in which rank 0, with its `own`, and another rank differ, with both values, as JSON has them."""
+    parts = []
+    for name in sorted({*own, *other}):
+        first, second = (json.dumps(values.get(name), sort_keys=True) for values in (own, other))
+        if first != second:
+            texts = _told_apart(own.get(name), other.get(name))
+            parts.append(f"{name} ({texts[0]} on rank 0, {texts[1]} on rank {rank})")
+    return ", ".join(parts)
+
+
+def _told_apart(first: Any, second: Any, place: str = "") -> tuple[str, str]:
+    """Two different values as text; of long lists, which `shown` would cut, the part from the first difference on."""
+    texts = (place + shown(first), place + shown(second))
+    if texts[0] != texts[1] or not (isinstance(first, list) and isinstance(second, list)):
+        return texts
+    index = next((n for n, (one, two) in enumerate(zip(first, second, strict=False)) if one != two), None)
+    index = min(len(first), len(second)) if index is None else index
+    if index == 0:
+        return _told_apart(first[0], second[0], place)
+    return _told_apart(first[index:], second[index:], f"from entry {index + 1} on ")

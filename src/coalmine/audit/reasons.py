@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from coalmine.audit.verdict import Verdict
 
 NAMED = 4  # most gauges and rungs that a reason lists
+CLOSE = 10.0  # a p-value this many times below its level is close to it
 FLIPPED = -4.0  # standard deviations below which no noise explains the mean score
 
 
@@ -20,8 +21,16 @@ def reason(verdict: "Verdict") -> str:
     if verdict.outcome == "VIOLATION":
         also = verdict.evidence
         more = f" and {len(also) - NAMED} more" if len(also) > NAMED else ""
-        return start + _refuted(verdict) + (f"; also {', '.join(also[:NAMED])}{more}" if also else "")
+        also_refuted = f"; also {', '.join(also[:NAMED])}{more}" if also else ""
+        return start + _refuted(verdict) + also_refuted + _close_call(verdict)
     return start + _undecided(verdict) if verdict.outcome == "UNDERPOWERED" else start + _passed(verdict)
+
+
+def _close_call(v: "Verdict") -> str:
+    """Advice if p lies within a factor of 10 of its level, as it does in the rare honest runs that are called VIOLATION."""
+    if v.p_value is None or v.level is None or not v.level / CLOSE <= v.p_value < v.level:
+        return ""
+    return f". p lies just under its level of {v.level:.1g}: repeat with another seed to exclude chance"
 
 
 def times_of(number: int) -> str:
@@ -48,6 +57,9 @@ def _refuted(v: "Verdict") -> str:
         return f"{_sampler(v)}. That has an epsilon of at least {low:.3g}, above the claimed {v.claimed_epsilon:.4g}"
     if v.code == "bound":
         compared = f"lies above the claimed {v.claimed_epsilon:.3g}"
+        if v.participations is not None:  # the claim's own client may take part more or less often
+            client = f"a client that takes part {times_of(v.participations)}"
+            compared = f"lies above the {v.claimed_epsilon:.3g} that the claim implies for {client}"
         return f"the lower bound {v.lower_bound:.3g} at {min(v.confidence or 0, 0.9999):.2%} confidence {compared}"
     if v.code == "evidence":
         measured = (
@@ -108,6 +120,15 @@ def _limits(v: "Verdict") -> str:
     if v.limits is None:
         raise ValueError("a gauge that decides has a reading and limits")
     return f"{v.limits[0]:.4g} … {v.limits[1]:.4g}"
+
+
+def _told_apart(reading: tuple[float, float], limits: tuple[float, float]) -> tuple[str, str]:
+    """A reading and its limits in as many digits as it takes to see that the reading lies outside."""
+    for digits in (4, 6, 9, 17):
+        (smallest, largest), (low, high) = ([f"{value:.{digits}g}" for value in ends] for ends in (reading, limits))
+        if float(smallest) < float(low) or float(largest) > float(high):
+            break
+    return smallest if smallest == largest else f"{smallest} … {largest}", f"{low} … {high}"
 
 
 def _undecided(v: "Verdict") -> str:
@@ -173,15 +194,16 @@ def _alarm(v: "Verdict") -> str:
         )
     if v.length is not None:
         return (
-            f"the residual is {v.length:.3g} times as long as the stated noise: `others` is incomplete, or there is more "
-            "noise than stated. Updates missing from `others` could hide missing noise, so this is not a PASS"
+            f"the residual is {v.length:.3g} times as long as the stated noise: there is more noise than stated, or the "
+            "rounds summed more than the canaries and `others`, as where a clip does not bound every update. What "
+            "`others` lacks could hide missing noise, so this is not a PASS"
         )
     where = f", first in round {v.first_round}" if v.first_round is not None else ""
-    span = f"{smallest:.4g}" if smallest == largest else f"{smallest:.4g} … {largest:.4g}"
+    span, limits = _told_apart((smallest, largest), v.limits or (0.0, 0.0))
     more = f" and {len(v.evidence) - NAMED} more" if len(v.evidence) > NAMED else ""
     also = f" Also outside their limits: {', '.join(v.evidence[:NAMED])}{more}." if v.evidence else ""
     return (
-        f"the {_gauge(v)} reads {span}, outside {_limits(v)}{where}: the residual is not independent Gaussian noise of the "
+        f"the {_gauge(v)} reads {span}, outside {limits}{where}: the residual is not independent Gaussian noise of the "
         f"stated level.{also}"
     )
 
@@ -213,8 +235,8 @@ def _others(v: "Verdict") -> str:
         scale = f"{1 / v.factor:.3g} times" if v.factor > 0 else "unlike"
         return (
             f"`others` is not what the rounds summed: it is {scale} the real clients' part, so no verdict can be based on "
-            "it. Pass the clipped sum of the real clients, divided by the same n and scaled by the same server learning "
-            "rate as model_delta"
+            "it. If you pass `others`, pass the clipped sum of the real clients, divided by the same n and scaled by the "
+            "same server learning rate as model_delta; if the pipeline computes it, its clip is not the stated one"
         )
     if v.rounds is not None:
         return _lacking(v.rounds, "`others`")

@@ -24,6 +24,7 @@ from coalmine.storage.record import FEWEST, Settings
 
 POOR_FIT = 0.01  # p-value of the goodness of fit below which there is a warning
 SMALLEST_SIGNAL = 1e-4  # value of 1/z up to which nothing leaks
+ABOVE = "the lower bound lies above the interval"
 KNOWN_RUNGS = ("known-round", "known-others")
 
 
@@ -32,20 +33,40 @@ def make_row(scores: Scores, settings: Settings) -> Row | None:
     estimate = _estimate(scores, settings)
     if estimate is None:
         return None
-    delta = settings.delta
+    delta, bound = settings.delta, _lower_bound(scores, settings)
     null = scores.unobserved if scores.bound_null is None else scores.bound_null
-    return Row(
-        presentations=scores.presentations,
-        canaries=scores.observed.size,
-        estimate=estimate,
-        lower_bound=epsilon_lower_bound(scores.bounded, null=null, delta=delta, confidence=CONFIDENCE),
-        paper_epsilon=estimate.epsilon if scores.null is None else _paper_epsilon(scores, settings),
-        paper_lower_bound=epsilon_lower_bound(
-            scores.bounded, null=null, delta=delta, confidence=CONFIDENCE, method="paper"
-        ),
-        warnings=_warnings(scores, estimate),
-        sensitivity=None if scores.strength is None else math.sqrt(scores.strength),
+    return _consistent(
+        Row(
+            presentations=scores.presentations,
+            canaries=scores.observed.size,
+            estimate=estimate,
+            lower_bound=bound,
+            paper_epsilon=estimate.epsilon if scores.null is None else _paper_epsilon(scores, settings),
+            paper_lower_bound=epsilon_lower_bound(
+                scores.bounded, null=null, delta=delta, confidence=CONFIDENCE, method="paper"
+            ),
+            warnings=_warnings(scores, estimate),
+            sensitivity=None if scores.strength is None else math.sqrt(scores.strength),
+        )
     )
+
+
+def _lower_bound(scores: Scores, settings: Settings) -> float:
+    """The valid lower bound from one group of scores."""
+    null = scores.unobserved if scores.bound_null is None else scores.bound_null
+    return epsilon_lower_bound(scores.bounded, null=null, delta=settings.delta, confidence=CONFIDENCE)
+
+
+def _consistent(row: Row) -> Row:
+    """The row without its interval if the lower bound, which assumes less, lies above it."""
+    interval = row.estimate.interval
+    if interval is None or row.lower_bound <= interval.high:
+        return row
+    warning = (
+        f"{ABOVE} {interval.low:.3g} … {interval.high:.3g}, so the scores do not have the "
+        "law that the interval assumes: there is no interval"
+    )
+    return replace(row, estimate=replace(row.estimate, interval=None), warnings=(*row.warnings, warning))
 
 
 def make_sampled_row(reading: UnknownRound, signal: NoiseSignal, settings: Settings) -> Row:
@@ -95,24 +116,28 @@ def make_sampled_row(reading: UnknownRound, signal: NoiseSignal, settings: Setti
         warnings.append(
             f"nothing was detected: with this many canaries, estimates reach {floor.q95:.2g} when nothing leaks"
         )
-    return Row(
-        presentations=None,
-        canaries=reading.observed.size,
-        estimate=estimate,
-        lower_bound=bounds["simultaneous"],
-        paper_epsilon=math.nan,
-        paper_lower_bound=bounds["paper"],
-        warnings=tuple(warnings),
-        fit=reading.fit,
+    return _consistent(
+        Row(
+            presentations=None,
+            canaries=reading.observed.size,
+            estimate=estimate,
+            lower_bound=bounds["simultaneous"],
+            paper_epsilon=math.nan,
+            paper_lower_bound=bounds["paper"],
+            warnings=tuple(warnings),
+            fit=reading.fit,
+        )
     )
 
 
 def without_bound(unknown: Adversary) -> Adversary:
     """The rung without its lower bound, which is not valid if canaries are picked in groups."""
     warning = "canaries are picked in groups, so their scores are not independent: there is no lower bound"
-    rows = [
-        replace(row, lower_bound=0.0, paper_lower_bound=0.0, warnings=(*row.warnings, warning)) for row in unknown.rows
-    ]
+    rows = []
+    for row in unknown.rows:
+        kept = [line for line in row.warnings if not line.startswith(ABOVE)]
+        told = warning + (" and no interval" if len(kept) < len(row.warnings) else "")
+        rows.append(replace(row, lower_bound=0.0, paper_lower_bound=0.0, warnings=(*kept, told)))
     return replace(unknown, rows=tuple(rows))
 
 
@@ -234,15 +259,27 @@ def make_headline(
             estimate = _estimate(alone[0], settings)
             if estimate is None:
                 return None
-            return Headline(
+            headline = Headline(
                 rung=name,
                 participations=alone[0].presentations,
                 epsilon=estimate.epsilon,
                 interval=interval_ends(estimate.interval),
             )
-        return _pooled_headline(name, groups, settings, times, sensitivity if heavier else None)
+            return _below_bounds(headline, alone[:1], settings)
+        pooled = _pooled_headline(name, groups, settings, times, sensitivity if heavier else None)
+        same = [s for s in groups if s.presentations == times and s.observed.size >= FEWEST]
+        return _below_bounds(pooled, [] if heavier else same, settings)
     except ValueError:  # constant scores, which the notes report
         return None
+
+
+def _below_bounds(headline: Headline | None, groups: list[Scores], settings: Settings) -> Headline | None:
+    """The headline without its interval if a lower bound of the same client lies above it."""
+    if headline is None or headline.interval is None:
+        return headline
+    if any(_lower_bound(scores, settings) > headline.interval[1] for scores in groups):
+        return replace(headline, interval=None)
+    return headline
 
 
 def _pooled_headline(

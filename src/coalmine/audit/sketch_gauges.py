@@ -9,10 +9,10 @@ from collections.abc import Container, Iterator
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import chdtrc, chdtri, gammainc, ndtri
+from scipy.special import chdtrc, chdtri, gammainc, gammaincinv, ndtri
 
 from coalmine.argument_checks import Floats
-from coalmine.audit.gauge import LEVEL, Gauge
+from coalmine.audit.gauge import LEVEL, Gauge, deciding_reading
 from coalmine.audit.views import FEWEST_COLUMNS, SKETCH, Look, sketch_columns
 from coalmine.estimators.null import CosineNull
 from coalmine.storage.record import Settings
@@ -177,15 +177,21 @@ def _common(with_before: Floats, total: Floats, numbers: list[int], settings: Se
     limit = float(-CosineNull(max(int(dof), 2)).ppf(level / (4 * len(with_before))))
     outside = np.abs(with_before) > limit
     statistic = dof * float(total @ total) / count
+    # how much the sum of all rounds exceeds that of independent ones, as the mean cosine of two rounds
+    mean, *ends = (
+        (value / dof - 1) / (count - 1)
+        for value in (statistic, 2 * float(gammaincinv(dof / 2, level / 4)), float(chdtri(dof, level / 4)))
+    )
     pooled = min(float(chdtrc(dof, statistic)), float(gammainc(dof / 2, statistic / 2))) < level / 4
     shared = (statistic / float(chdtri(dof, level / 4)) * count - count) / (count * (count - 1))
     certain = max(shared, float((np.abs(with_before) - limit).max()) ** 2, 0.0)
     failed = bool(outside.any() or pooled)
+    smallest, largest, limits = deciding_reading(with_before, (-limit, limit), mean, (ends[0], ends[1]))
     return Gauge(
         name="repeat of any",
-        smallest=float(with_before.min()),
-        largest=float(with_before.max()),
-        limits=(-limit, limit),
+        smallest=smallest,
+        largest=largest,
+        limits=limits,
         flagged=tuple(numbers[index + 1] for index in np.flatnonzero(outside)),
         status="low" if failed else "ok",
         noise_left=math.sqrt(max(1 - certain, 0.0)) if failed else None,

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from coalmine.audit import levels
 from coalmine.audit.claim import LARGEST_CLAIM, Claim
 from coalmine.audit.gauge import TRAINING, Gauge
 from coalmine.audit.ladder import Scores
@@ -31,12 +32,11 @@ from coalmine.estimators.planning import canaries_for_power, detectable_mean, po
 from coalmine.estimators.sampling import Sampling
 from coalmine.storage.record import FEWEST
 
-# A true claim is called VIOLATION in at most 1 % of runs: two tests of the mean score, the bounds of all rungs, a scan
-# over rounds, and ten gauges at 0.01 % each.
-TEST_LEVEL = 0.002
-BOUND_LEVEL = 0.004
+# A true claim is called VIOLATION in at most 1 % of runs: audit/levels.py adds up the levels of all tests.
+TEST_LEVEL = levels.TEST_LEVEL
+BOUND_LEVEL = levels.BOUND_LEVEL
 BOUND_CONFIDENCE = 1 - BOUND_LEVEL / 5  # on each of five rungs
-SCAN_LEVEL = 0.001
+SCAN_LEVEL = levels.SCAN_LEVEL
 POWER = 0.9
 KNOWN = ("known-round", "known-others")
 FEWEST_STDS, LOUD_STDS = (
@@ -723,7 +723,12 @@ def _bound_above(groups: list[Scores], case: Case) -> Verdict | None:
         claimed = case.epsilon(scores.presentations, scores.largest_strength)
         if bound > claimed:
             return Verdict(
-                outcome=VIOLATION, code="bound", lower_bound=bound, confidence=confidence, claimed_epsilon=claimed
+                outcome=VIOLATION,
+                code="bound",
+                lower_bound=bound,
+                confidence=confidence,
+                claimed_epsilon=claimed,
+                participations=scores.presentations,
             )
     return None
 

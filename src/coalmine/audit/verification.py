@@ -8,7 +8,7 @@ import json
 import os
 import re
 import tokenize
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -503,15 +503,8 @@ def _derived(known: _Evidence) -> Check:
     stored = known.stored
     try:
         result = AuditResult.from_dict(stored)
-        derived = derive_result(
-            known.log.as_log,
-            known.settings,
-            claim=result.claim,
-            analytical_epsilon=result.analytical_epsilon,
-            clients=result.clients,
-            audited=[item for item in result.audited if item.source == "pipeline"],
-            watched=known.statement.watched or "alarm" in (stored if known.log.outcome is None else known.log.outcome),
-        )
+        watched = known.statement.watched or "alarm" in (stored if known.log.outcome is None else known.log.outcome)
+        derived = _derive_again(result, known.log, known.settings, claim=result.claim, watched=watched)
         if_claimed = _if_analytical_were_claimed(known)
     except (ArithmeticError, LookupError, TypeError, ValueError) as error:
         return Check(
@@ -546,6 +539,39 @@ def _derived(known: _Evidence) -> Check:
             "was changed, or another version of coalmine wrote them"
         )
     return Check("result", not changed, detail)
+
+
+def judge_again(path: Path, max_epsilon: float) -> AuditResult:
+    """The result of a finished run, judged against another epsilon; ValueError with one line if it cannot be.
+
+    The number is read as the run's own claim was. If there was none, it is a claim of this number alone.
+    """
+    run = RunDirectory(path)
+    result = AuditResult.from_dict(run.read_result())
+    settings, _ = run.read_record()
+    log = run.map_rounds()
+    claim = Claim.of(max_epsilon) if result.claim is None else replace(result.claim, epsilon=max_epsilon)
+    try:
+        for item in (*log.kept, *([] if log.final is None else [log.final])):
+            check_fit(item, settings)
+        return _derive_again(result, log, settings, claim=claim, watched=result.watched)
+    except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+        raise ValueError(f"{path} cannot be judged again from its rounds: {error}") from None
+
+
+def _derive_again(
+    result: AuditResult, log: Rounds, settings: Settings, *, claim: Claim | None, watched: bool
+) -> AuditResult:
+    """The result that follows from a stored log and what the pipeline stated about itself, with this claim."""
+    return derive_result(
+        log.as_log,
+        settings,
+        claim=claim,
+        analytical_epsilon=result.analytical_epsilon,
+        clients=result.clients,
+        audited=[item for item in result.audited if item.source == "pipeline"],
+        watched=watched,
+    )
 
 
 def _if_analytical_were_claimed(known: _Evidence) -> bool:

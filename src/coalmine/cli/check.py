@@ -6,17 +6,16 @@ from collections.abc import Callable
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any, get_args
-from xml.etree import ElementTree
 
 import click
 
-from coalmine.argument_checks import one_line, printable
+from coalmine.argument_checks import one_line
 from coalmine.audit.result import AuditResult
 from coalmine.audit.verdict import Outcome
 from coalmine.cli.exit_codes import VERDICT_CODES
+from coalmine.cli.junit import Case, write_junit
 from coalmine.cli.options import COUNT, JSON, Command, Verbosity, argument, topic
 from coalmine.cli.output import print_json, print_line, print_lines, progress_of
-from coalmine.storage.files import write_atomically
 from coalmine.testing.assertion import describe_failure, measured_epsilon, properties
 from coalmine.testing.mechanism_check import check_private
 from coalmine.testing.tested_mechanism import Adjacency, Aggregate
@@ -114,7 +113,7 @@ def check(
         result = check_private(release, epsilon=epsilon, delta=delta, progress=progress, **options)
     assert result.verdict is not None
     if junit is not None:
-        write_atomically(junit, _junit(result, function))
+        write_junit(junit, "coalmine check", [_junit_case(result, function)])
     if as_json:
         print_json(result.to_dict())
     else:
@@ -187,19 +186,14 @@ def _print(result: AuditResult, name: str) -> None:
     print_line(f"checked: {told['calls']} calls with {told['clients']} clients in {result.settings.dim:,} dimensions")
 
 
-def _junit(result: AuditResult, name: str) -> bytes:
-    """A JUnit report with one test: a failure if the verdict is not PASS, and the numbers as properties."""
+def _junit_case(result: AuditResult, name: str) -> Case:
+    """The test of a JUnit report: a failure if the verdict is not PASS, and the numbers as properties."""
     failed = result.verdict is None or result.verdict.outcome != Outcome.PASS
-    suites = ElementTree.Element("testsuites")
-    counts = {"tests": "1", "failures": str(int(failed)), "errors": "0", "skipped": "0"}
-    suite = ElementTree.SubElement(suites, "testsuite", {"name": "coalmine check", **counts})
     module, _, function = name.partition(":")
-    case = ElementTree.SubElement(suite, "testcase", {"classname": printable(module), "name": printable(function)})
-    listed = ElementTree.SubElement(case, "properties")
-    for key, value in properties(result).items():
-        ElementTree.SubElement(listed, "property", {"name": f"coalmine.{key}", "value": printable(value)})
-    if failed:
-        text = "\n".join(printable(line) for line in describe_failure(result, name).splitlines())
-        failure = ElementTree.SubElement(case, "failure", {"message": text.splitlines()[0]})
-        failure.text = text
-    return bytes(ElementTree.tostring(suites, encoding="utf-8", xml_declaration=True)) + b"\n"
+    return Case(
+        classname=module,
+        name=function,
+        problem="failure" if failed else None,
+        text=describe_failure(result, name) if failed else "",
+        properties=properties(result),
+    )

@@ -1,6 +1,7 @@
 """`coalmine plan`: the number of canaries that an audit needs, before training."""
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -89,14 +90,18 @@ def plan(
 
     With --sampling the claim is amplified: the attacker does not know in which rounds a client takes part. The answer
     is the number of canaries that decide the claim, and the leg of the verdict (noise or sampling) that needs the most.
+    How often the sampler picks canaries is random: with that number, at most 10 % of honest runs are UNDERPOWERED because
+    of too few picks. With --canaries it also prints the share of honest runs that K canaries decide.
     """
     if sampling is not None:
         hidden = read_scheme(sampling, scheme)
         if claim is None:
             raise click.UsageError("--sampling needs a claim: give --claim too")
-        if canaries or detect is not None or at is not None or plot is not None:
-            raise click.UsageError("--sampling only plans for a claim: omit --canaries, --detect, --at and --plot")
-        _plan_amplified(claim, hidden, dim=dim, delta=delta, noise_multiplier=noise_multiplier, as_json=as_json)
+        if detect is not None or at is not None or plot is not None:
+            raise click.UsageError("--sampling only plans for a claim: omit --detect, --at and --plot")
+        _plan_amplified(
+            claim, hidden, canaries, dim=dim, delta=delta, noise_multiplier=noise_multiplier, as_json=as_json
+        )
         return
     for name, value in {**scheme, "noise_multiplier": noise_multiplier}.items():
         if value is not None:
@@ -133,9 +138,16 @@ def plan(
 
 
 def _plan_amplified(
-    claim: float, sampling: Sampling, *, dim: int, delta: float, noise_multiplier: float | None, as_json: bool
+    claim: float,
+    sampling: Sampling,
+    canaries: Sequence[int],
+    *,
+    dim: int,
+    delta: float,
+    noise_multiplier: float | None,
+    as_json: bool,
 ) -> None:
-    """Print how many canaries decide an amplified claim, and which leg needs the most."""
+    """Print how many canaries decide an amplified claim, which leg needs the most, and what other numbers decide."""
     dim, delta = whole_number("--dim", dim, minimum=FEWEST + 2), unit_interval("--delta", delta)
     for name, value in (("--claim", claim), ("--noise-multiplier", noise_multiplier)):
         if value is not None and one_number(name, value) <= 0:
@@ -149,11 +161,14 @@ def _plan_amplified(
         noise_multiplier=noise_multiplier,
         power=POWER,
         rounded=ROUNDED,
+        canaries=canaries,
     )
+    chances = [0.0 if found.exceeds else chance.both for chance in found.chances]
     if as_json:
         told = {"epsilon": claim, "sampling": sampling_to_dict(sampling), "noise_multiplier": found.noise_multiplier}
         legs = {"noise": found.noise, "sampling": found.sampling}
-        answer = {"claim": told, "accounted": found.accounted.to_dict(), "legs": legs}
+        plans = [asdict(each) | {"decided": share} for each, share in zip(found.chances, chances, strict=True)]
+        answer = {"claim": told, "accounted": found.accounted.to_dict(), "legs": legs, "plans": plans}
         print_json({"dim": dim, "delta": delta, "power": POWER, **answer, "canaries": found.canaries, "leg": found.leg})
         return
     accounted = found.accounted
@@ -164,6 +179,11 @@ def _plan_amplified(
         f"noise multiplier {shown_number(found.noise_multiplier)}: {accounted.accountant} gives epsilon "
         f"{shown_number(accounted.high, 4)}{low}, adjacency {accounted.adjacency}"
     )
+    for each, share in zip(found.chances, chances, strict=True):
+        click.echo(
+            f"{each.canaries:,} canaries are picked about {each.picks:,.0f} times and decide the claim in {share:.1%} of "
+            "honest runs"
+        )
     click.echo(_amplified_line(claim, found))
 
 
@@ -185,7 +205,8 @@ def _amplified_line(claim: float, found: SampledPlan) -> str:
     if found.canaries is None:
         return f"no number of canaries decides the claimed epsilon of {claim:g} in this dimension: the {found.leg} leg"
     asks = f"the {found.leg} leg needs the most" if found.noise != found.sampling else "both legs need as many"
-    return f"{found.canaries:,} canaries decide the claimed epsilon of {claim:g}; {asks}"
+    decided = f"decide the claimed epsilon of {claim:g} in at least {_percent(POWER)} of honest runs"
+    return f"{found.canaries:,} canaries {decided}; {asks}"
 
 
 def _claim_line(claim: float, canaries: int | None, *, dim: int, delta: float) -> str:

@@ -1,17 +1,27 @@
 """`coalmine verdict`: the verdicts of finished runs, and an exit code for scripts."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 import click
 
+from coalmine.argument_checks import one_line, one_number
+from coalmine.audit.claim import Claim
+from coalmine.audit.result import AuditResult
+from coalmine.audit.verification import judge_again
 from coalmine.cli.exit_codes import BAD_INPUT, VERDICT_CODES
+from coalmine.cli.junit import Case, write_junit
 from coalmine.cli.named_runs import find_runs, how_to_finish, is_finished, print_notes, print_problems, read_result
 from coalmine.cli.options import Command, run_directories
 from coalmine.cli.output import print_columns, print_json, shown_number
 
-NO_CLAIM = "nothing was claimed, so there is nothing to judge: give `coalmine run` a --claim, or the audit a claim"
+NO_VERDICT = "no verdict: "  # start of the note in which an integration says why it made no claim
+NO_CLAIM = (
+    "nothing was claimed, so there is nothing to judge: give `coalmine run` a --claim, the audit a claim, or this command "
+    "--max-epsilon"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,8 +44,20 @@ class RunVerdict:
 
 @click.command(cls=Command)
 @run_directories()
+@click.option(
+    "--max-epsilon",
+    type=float,
+    metavar="E",
+    help="Judge each run again, against this epsilon.  [default: the run's own verdict]",
+)
+@click.option(
+    "--junit",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="File for a JUnit report with one test for each run.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of lines.")
-def verdict(directories: tuple[Path, ...], as_json: bool) -> int:
+def verdict(directories: tuple[Path, ...], max_epsilon: float | None, junit: Path | None, as_json: bool) -> int:
     """Print the verdict of each run.
 
     The exit code is that of the worst verdict: 0 if every run is PASS, 1 if any is VIOLATION, 3 if any is UNDERPOWERED
@@ -45,11 +67,17 @@ def verdict(directories: tuple[Path, ...], as_json: bool) -> int:
     A claim amplified by sampling has three legs, accounting, noise and sampling. Their outcomes are printed before the
     reason; PASS needs all three.
 
-    The verdict is read from result.json; `coalmine verify` checks that it follows from the recorded rounds.
+    The verdict is read from result.json; `coalmine verify` checks that it follows from the recorded rounds. With
+    --max-epsilon the recorded rounds are judged again, against a number of yours. It is read as the run's own claim was:
+    for the same participations, or the same sampling. A run without a claim is judged against the number alone.
     """
+    if max_epsilon is not None:
+        Claim(one_number("--max-epsilon", max_epsilon))  # one line, before any run is read
     named = find_runs(directories)
-    found = [read_verdict(run) for run in named.runs]
+    found = [read_verdict(run, max_epsilon) for run in named.runs]
     found += [RunVerdict(run=str(path), error=line) for path, line in named.problems.items()]
+    if junit is not None:
+        write_junit(junit, "coalmine verdict", [_junit_case(each) for each in found])
     if as_json:
         print_json([asdict(each) for each in found])
     else:
@@ -60,34 +88,52 @@ def verdict(directories: tuple[Path, ...], as_json: bool) -> int:
     return BAD_INPUT if problems else worst_exit_code(found)
 
 
-def read_verdict(run: Path) -> RunVerdict:
-    """The verdict in a run's result.json, or why there is none."""
+def read_verdict(run: Path, max_epsilon: float | None = None) -> RunVerdict:
+    """The verdict in a run's result.json, or the one on another epsilon; or why there is none."""
     name = str(run)
     if not is_finished(run):
         return RunVerdict(run=name, reason=f"the run is not finished: {how_to_finish(run)}")
     try:
         result = read_result(run)
-    except ValueError as error:
-        return RunVerdict(run=name, error=str(error))
+        if max_epsilon is not None:
+            result = judge_again(run, max_epsilon)
+    except (OSError, ValueError) as error:
+        return RunVerdict(run=name, error=one_line(str(error)))
     if result.verdict is None:
-        return RunVerdict(run=name, reason=NO_CLAIM)
-    if result.claim is None:
-        return RunVerdict(run=name, verdict=str(result.verdict.outcome), reason=result.verdict.reason)
+        return RunVerdict(run=name, reason=_own_reason(result) or NO_CLAIM)
+    claim = result.claim
+    unclaimed = _own_reason(result) if claim is None else None
     return RunVerdict(
         run=name,
-        claimed_epsilon=result.claim.epsilon,
-        claim_accounting=result.claim.accounting,
-        claim_sampling=None if result.claim.sampling is None else str(result.claim.sampling),
+        claimed_epsilon=None if claim is None else claim.epsilon,
+        claim_accounting=None if claim is None else claim.accounting,
+        claim_sampling=None if claim is None or claim.sampling is None else str(claim.sampling),
         legs={leg: str(found.outcome) for leg, found in result.legs.items()} or None,
         verdict=str(result.verdict.outcome),
-        reason=result.verdict.reason,
+        reason=unclaimed or result.verdict.reason,
     )
+
+
+def _own_reason(result: AuditResult) -> str | None:
+    """The pipeline's own reason why there is no claim to judge, which is one of its notes; None if it has none."""
+    return next((note.removeprefix(NO_VERDICT) for note in result.notes if note.startswith(NO_VERDICT)), None)
 
 
 def worst_exit_code(found: Sequence[RunVerdict]) -> int:
     """1 if any run is VIOLATION, else 3 if any is UNDERPOWERED or has no verdict, else 0."""
     verdicts = {each.verdict or "UNDERPOWERED" for each in found}
     return next(VERDICT_CODES[name] for name in ("VIOLATION", "UNDERPOWERED", "PASS") if name in verdicts)
+
+
+def _junit_case(found: RunVerdict) -> Case:
+    """The test of a JUnit report: VIOLATION is a failure, and a run that could not be judged is an error."""
+    run = Path(found.run)
+    case = Case(classname=str(run.parent), name=run.name)
+    if found.verdict == "PASS":
+        return case
+    kind = found.verdict or ("unreadable" if found.error is not None else "no verdict")
+    problem: Literal["failure", "error"] = "failure" if found.verdict == "VIOLATION" else "error"
+    return replace(case, problem=problem, kind=kind, text=f"{kind}: {found.error or found.reason}")
 
 
 def _cells(found: RunVerdict) -> list[str]:

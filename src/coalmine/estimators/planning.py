@@ -5,13 +5,13 @@ estimated from the dim - k directions without a canary.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 from scipy.optimize import brentq
-from scipy.special import ndtr, ndtri
+from scipy.special import betainc, ndtr, ndtri
 
 from coalmine.argument_checks import nonnegative_array, one_number, unit_interval, whole_number
 from coalmine.estimators.amplification import AmplifiedEpsilon, amplified_epsilon, amplified_noise
@@ -60,11 +60,7 @@ def plan_audit(canaries: int, *, dim: int, delta: float, power: float = 0.9) -> 
     'smallest detectable epsilon 0.58, ceiling 7.12'
     """
     dim = whole_number("dim", dim, minimum=2)
-    count = whole_number("canaries", canaries, minimum=FEWEST)
-    if count > dim - 2:
-        raise ValueError(
-            f"canaries must be at most dim - 2, got {count} canaries in {dim} dimensions; audit with fewer"
-        )
+    count = _fitting(canaries, dim)
     delta, power = unit_interval("delta", delta), unit_interval("power", power)
     unobserved = max(min(dim - count, UNOBSERVED_PER_CANARY * count), FEWEST)
     return Plan(
@@ -174,11 +170,30 @@ def canaries_for_power(
 
 
 @dataclass(frozen=True, kw_only=True)
+class SampledChance:
+    """The probability, over the sampler's picks, that each leg can confirm a claim with `canaries` observed canaries.
+
+    `picks` is the expected number of picks. Both legs need a least number of the same picks, so both can confirm the claim
+    with the smaller of the two probabilities.
+    """
+
+    canaries: int
+    picks: float
+    noise: float
+    sampling: float
+
+    @property
+    def both(self) -> float:
+        """The probability that neither leg has too few picks."""
+        return min(self.noise, self.sampling)
+
+
+@dataclass(frozen=True, kw_only=True)
 class SampledPlan:
     """How many canaries decide a claim amplified by sampling: for its noise leg, and for its sampling leg.
 
     `accounted` is the accountant's epsilon at the claimed `noise_multiplier`. If it `exceeds` the claim, no canaries help.
-    A number is None if no number of canaries in this dimension is enough.
+    A number is None if no number of canaries in this dimension is enough. `chances` are those of the numbers asked for.
     """
 
     noise_multiplier: float
@@ -186,6 +201,7 @@ class SampledPlan:
     exceeds: bool
     noise: int | None
     sampling: int | None
+    chances: tuple[SampledChance, ...] = ()
 
     @property
     def canaries(self) -> int | None:
@@ -214,68 +230,145 @@ def plan_sampled(
     noise_multiplier: float | None = None,
     power: float = 0.9,
     rounded: float = 1.005,
+    canaries: Iterable[int] = (),
 ) -> SampledPlan:
-    """The fewest canaries that decide a claim amplified by sampling, if they are sampled as often as the scheme says.
+    """The fewest canaries with which the verdict on a claim amplified by sampling is decided in `power` of honest runs.
 
     Each leg must detect twice the claim with this power: the noise leg too little noise at the claimed rate, the sampling
-    leg too high a rate at the claimed noise. Without `noise_multiplier`, the noise is the one that gives the claim. A claim
-    may have been rounded by a factor of up to `rounded`.
+    leg too high a rate at the claimed noise. How often the sampler picks canaries is random, so a number of canaries is
+    enough if the picks give both legs that power in this share of runs. Without `noise_multiplier`, the noise is the one
+    that gives the claim. A claim may have been rounded by a factor of up to `rounded`. `canaries` are numbers whose
+    `chances` are computed too.
+
+    >>> plan = plan_sampled(7.05, Poisson(0.1, rounds=100), dim=1_000_000, delta=1e-5, level=0.002, canaries=[11])
+    >>> plan.canaries, f"{plan.chances[0].both:.2f}"
+    (12, '0.74')
     """
     dim = whole_number("dim", dim, minimum=FEWEST + 2)
     claim = one_number("claim_epsilon", claim_epsilon)
     if claim <= 0:
         raise ValueError(f"claim_epsilon must be above 0, got {claim}")
     level, power = unit_interval("level", level), unit_interval("power", power)
+    counts = [_fitting(count, dim) for count in canaries]
     noise = amplified_noise(claim, sampling, delta) if noise_multiplier is None else noise_multiplier
     accounted, twice = amplified_epsilon(noise, sampling, delta), 2 * rounded * claim
-    exceeds = accounted.high > rounded * claim
     needed = noise
     if accounted.high < claim / rounded:  # the claim is looser than its own accounting
         needed = min(noise, amplified_noise(claim, sampling, delta))
-    faulty = 1 / amplified_noise(twice, sampling, delta)
-
-    def detects_noise(count: int) -> bool:
-        picks = count * sampling.total_rounds * sampling.rate
-        dof = (dim - count) * sampling.total_rounds / (1 + sampling.total_rounds * (1 - sampling.rate) / picks)
-        return _power(picks, 1 / needed, faulty, level, dof) >= power
-
+    legs = _Legs(
+        sampling=sampling,
+        dim=dim,
+        level=level,
+        power=power,
+        claimed=1 / needed,
+        faulty=1 / amplified_noise(twice, sampling, delta),
+        rate=_rate_to_detect(sampling, needed, twice, delta),
+    )
     return SampledPlan(
         noise_multiplier=noise,
         accounted=accounted,
-        exceeds=exceeds,
-        noise=_fewest(detects_noise, dim - 2),
-        sampling=_canaries_for_rate(sampling, noise, twice, delta, power, dim - 2),
+        exceeds=accounted.high > rounded * claim,
+        noise=_fewest(lambda count: legs.noise(count) >= power, dim - 2),
+        sampling=_fewest_on_a_lattice(
+            lambda count: legs.sampled(count) >= power, math.ceil(3 / (sampling.total_rounds * sampling.rate)), dim - 2
+        ),
+        chances=tuple(legs.chance(count) for count in counts),
     )
 
 
-def _canaries_for_rate(
-    sampling: Sampling, noise: float, twice: float, delta: float, power: float, most: int
-) -> int | None:
-    """The number of canaries from which on every number detects a rate with an epsilon of `twice`.
+@dataclass(frozen=True, kw_only=True)
+class _Legs:
+    """The probability, over the sampler's picks, that the noise and the sampling leg have enough of them.
 
-    If each client is sampled once per epoch, every second time is noticed, so the fewest canaries of an audit are enough.
+    `claimed` and `faulty` are the mean scores at the claimed noise and at the noise of twice the claim. `rate` is the
+    smallest rate that the sampling leg must detect; None if any number of canaries is enough.
+    """
+
+    sampling: Sampling
+    dim: int
+    level: float
+    power: float
+    claimed: float
+    faulty: float
+    rate: float | None
+
+    def chance(self, count: int) -> SampledChance:
+        picks = count * self.sampling.total_rounds * self.sampling.rate
+        return SampledChance(canaries=count, picks=picks, noise=self.noise(count), sampling=self.sampled(count))
+
+    def noise(self, count: int) -> float:
+        """The probability of enough picks for the power of the noise leg."""
+        most = count * self.sampling.total_rounds
+
+        def enough(picks: int) -> bool:
+            return self._noise_power(picks, count) >= self.power
+
+        if self.faulty <= self.claimed or not enough(most):
+            return 0.0
+        low, high = 0, most  # the power grows with the picks
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (low, middle) if enough(middle) else (middle, high)
+        return self._at_least(high, count)
+
+    def sampled(self, count: int) -> float:
+        """The probability of enough picks for the sampling leg; 0 if its power is too small with any."""
+        sampling = self.sampling
+        if self.rate is not None and (
+            self.rate <= sampling.rate or rate_power(sampling, sampling.total_rounds, count, self.rate) < self.power
+        ):
+            return 0.0
+        return self._at_least(FEWEST, count)
+
+    def _noise_power(self, picks: int, count: int) -> float:
+        """The power of the noise leg with this many picks, spread over the rounds more unevenly than in 99.8 % of runs.
+
+        The null's std is pooled over rounds in proportion to their picks n, so its dof is that of (Σn)²/Σn² rounds, and
+        Σn² - Σn is twice the number of pairs of picks in the same round.
+        """
+        pairs = picks * (picks - 1) / (2 * self.sampling.total_rounds)
+        unevenness = picks + 2 * (pairs + 3 * math.sqrt(pairs))
+        rounds = max(picks**2 / unevenness, 1.0)
+        return _power(picks, self.claimed, self.faulty, self.level, (self.dim - count) * rounds)
+
+    def _at_least(self, picks: int, count: int) -> float:
+        """The probability that the sampler picks canaries at least this often.
+
+        Under fixed-size sampling the number varies less than the binomial's, which is therefore on the safe side below
+        the mean (Hoeffding, Annals of Mathematical Statistics 27, 1956).
+        """
+        sampling = self.sampling
+        if not isinstance(sampling, Poisson | FixedSize) or sampling.rate >= 1:  # every client equally often
+            return float(picks <= round(count * sampling.total_rounds * sampling.rate))
+        cells = count * sampling.total_rounds
+        return 0.0 if picks > cells else float(betainc(picks, cells - picks + 1, sampling.rate))
+
+
+def _rate_to_detect(sampling: Sampling, noise: float, twice: float, delta: float) -> float | None:
+    """The smallest rate with an epsilon of `twice`, or 1; None if each client is sampled once per epoch.
+
+    Then every second time is noticed, so any number of canaries is enough.
     """
     if not isinstance(sampling, Poisson | FixedSize) or sampling.rate >= 1:
-        return FEWEST
-    rounds = sampling.rounds
+        return None
 
     def reached(rate: float) -> float:
-        return amplified_epsilon(noise, Poisson(rate, rounds), delta).high
+        return amplified_epsilon(noise, Poisson(rate, sampling.total_rounds), delta).high
 
-    rate, low, high = 1.0, sampling.rate, 1.0
-    if reached(high) > twice:
-        while high - low > 1e-3 * low:  # a smaller rate takes more canaries, so the error is on the safe side
-            rate = math.sqrt(low * high)
-            low, high = (low, rate) if reached(rate) > twice else (rate, high)
-        rate = low
+    low, high = sampling.rate, 1.0
+    if reached(high) <= twice:
+        return high
+    while high - low > 1e-3 * low:  # a smaller rate takes more canaries, so the error is on the safe side
+        rate = math.sqrt(low * high)
+        low, high = (low, rate) if reached(rate) > twice else (rate, high)
+    return low
 
-    def detects_rate(count: int) -> bool:
-        return rate > sampling.rate and rate_power(sampling, rounds, count, rate) >= power
 
-    count = _fewest(detects_rate, most)
-    window = math.ceil(3 / (rounds * sampling.rate))  # counts are whole numbers, so the power is not monotone
+def _fewest_on_a_lattice(enough: Callable[[int], bool], window: int, most: int) -> int | None:
+    """The number from which on `enough` holds for `window` numbers: counts are whole, so power is not monotone."""
+    count = _fewest(enough, most)
     while count is not None and count <= most:
-        worse = [more for more in range(count, min(count + window, most) + 1) if not detects_rate(more)]
+        worse = [more for more in range(count, min(count + window, most) + 1) if not enough(more)]
         if not worse:
             return count
         count = worse[-1] + 1
@@ -319,6 +412,16 @@ def _claim_means(claim_epsilon: float, delta: float, factor: float, dilution: fl
 def _mean(epsilon: float, delta: float) -> float:
     """The mean score at which N(0, 1) and N(mean, 1) are `epsilon` apart."""
     return 1 / float(mechanism_noise(epsilon, delta=delta))
+
+
+def _fitting(canaries: int, dim: int) -> int:
+    """The number of canaries, which must leave directions to estimate the null's std from."""
+    count = whole_number("canaries", canaries, minimum=FEWEST)
+    if count > dim - 2:
+        raise ValueError(
+            f"canaries must be at most dim - 2, got {count} canaries in {dim} dimensions; audit with fewer"
+        )
+    return count
 
 
 def _sample(count: int, dim: int) -> Sample:

@@ -674,7 +674,7 @@ class _Steps:
             reason = f"canaries entered clipped_grad {self._scale:g} times longer than the clip norm"
             clipping = AuditedItem("clipping", "checked", reason)
         weights = AuditedItem(
-            "weights", "cannot be checked", "jax_privacy has no weights: every example counts once in the sum"
+            "weights", "does not apply", "jax_privacy has no weights: every example counts once in the sum"
         )
         items = [clipping, sampler, weights]
         if not self._steps_without_others:

@@ -647,7 +647,7 @@ class _OptimizerAudit:
         items = [
             self._clipping_item(),
             self._sampler_item(),
-            AuditedItem("weights", "cannot be checked", "Opacus has no weights: every example counts once in the sum"),
+            AuditedItem("weights", "does not apply", "Opacus has no weights: every example counts once in the sum"),
         ]
         if self._steps_without_others:
             items.append(AuditedItem("others", "not checked", self._why_no_others()))

@@ -15,9 +15,9 @@ LESS_NOISE = (
     "times the clip norm, in the units of the released sum."
 )
 LONG_RESIDUAL = (
-    "The residual is longer than the stated noise: `others` is incomplete, or there is more noise than stated. Check that "
-    "`others` holds every real client of the round, with the weights and the server learning rate of the round. A client "
-    "missing from `others` could hide missing noise, so this rules out a PASS."
+    "The residual is longer than the stated noise: `others` is incomplete, or there is more noise than stated, or a clip "
+    "does not bound every update. Check that `others` holds every real client of the round, with the weights and the "
+    "server learning rate of the round. A client missing from `others` could hide missing noise, so this rules out a PASS."
 )
 NOT_GAUSSIAN = (
     "The noise is not Gaussian. Find out which sampler produces it. Look for uniform or Laplace noise, for truncated "
@@ -166,7 +166,7 @@ def _after_verdict(result: AuditResult, verdict: Verdict) -> list[str]:
 
 
 def _after_pass(result: AuditResult) -> str:
-    unchecked = [item.name for item in result.audited if item.status != "checked"]
+    unchecked = [item.name for item in result.audited if item.is_open]
     caveat = f" When you quote the verdict, also say what was not checked: {', '.join(unchecked)}." if unchecked else ""
     return f"Keep this report with the model.{caveat}"
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from coalmine.argument_checks import one_line
 from coalmine.audit.result import AuditResult
-from coalmine.report.sentences import format_number, format_rounds, meaning, percent, posterior
+from coalmine.report.sentences import format_number, format_rounds, meaning, posterior
 from coalmine.report.statement_facts import NO_FACTS, Facts
 from coalmine.report.statement_items import (
     Item,
@@ -33,7 +33,8 @@ from coalmine.storage.run_directory import RunDirectory
 from coalmine.version import __version__
 
 SCHEMA_VERSION = 1
-NEARLY_ALL = 0.999
+CROWD = 100  # people of whom an attacker guesses who took part
+NEARLY_ALL = 0.99
 PRIORS = (0.01, 0.1, 0.5)
 PARTS = {
     "guarantee": "The guarantee",
@@ -108,17 +109,29 @@ class PrivacyStatement:
         return f"What this means for {'a' if self.subject == PERSON else 'one'} {self.subject}"
 
     @property
+    def right_guesses(self) -> int:
+        """The number of people in a crowd of 100 about whom an attacker can be right, rounded up; 100 only if certain."""
+        accuracy = self.meanings[0].posteriors[-1]
+        return CROWD if accuracy == 1 else min(math.ceil(CROWD * accuracy - 1e-9), CROWD - 1)
+
+    @property
+    def guesses(self) -> str:
+        """That number in words, for the picture and the sentence under it; a measured ε is an estimate, not a limit."""
+        accuracy = self.meanings[0].posteriors[-1]
+        if accuracy > NEARLY_ALL:
+            return "all" if accuracy == 1 else "nearly all"
+        return f"at most {self.right_guesses}" if self.meanings[0].name == "guaranteed" else f"{self.right_guesses}"
+
+    @property
     def guess_sentence(self) -> str:
         """The sentence under the picture: how often an attacker can guess right."""
-        first, guaranteed = self.meanings[0], self.items["guarantee.epsilon"].stated
-        accuracy = first.posteriors[-1]
-        share = "nearly all" if accuracy > NEARLY_ALL else ("at most " if guaranteed else "") + percent(accuracy)
+        first, guaranteed = self.meanings[0], self.meanings[0].name == "guaranteed"
         start = "An" if guaranteed else "Going by the measured ε, which is an estimate, an"
         which = "who takes part" if self.subject == PERSON else "which take part"
         return (
-            f"Toss a coin for each of 100 {plural(self.subject)} to decide {which}. Somebody who only guesses is right "
-            f"about 50 of them. {start} attacker who sees every release can be right about {share} of them, at ε = "
-            f"{format_number(first.epsilon)}."
+            f"Toss a coin for each of {CROWD} {plural(self.subject)} to decide {which}. Somebody who only guesses is right "
+            f"about {CROWD // 2} of them. {start} attacker who sees every release can be right about {self.guesses} of "
+            f"them, at ε = {format_number(first.epsilon)}."
         )
 
     @property

@@ -543,7 +543,7 @@ def _limit_sentences(sources: Sources) -> Iterator[str]:
         verb, them = ("was", "it") if result.skipped == 1 else ("were", "them")
         yield f"{format_rounds(result.skipped)} {verb} skipped, and nothing is known about {them}."
     for item in result.audited:
-        if item.status != "checked":
+        if item.is_open:
             yield f"{item.status.capitalize()}: {item.name} ({item.detail})."
 
 

@@ -1,16 +1,15 @@
 """A privacy statement as one HTML page without scripts or network access, also for phones, printers and text browsers."""
 
 import functools
-import math
 from importlib import resources
 
 from markupsafe import Markup
 
 from coalmine.report.sentences import format_number, percent
-from coalmine.report.statement import MISSING_PART, PARTS, PRIORS, PrivacyStatement
+from coalmine.report.statement import CROWD, MISSING_PART, PARTS, PRIORS, PrivacyStatement, plural
 from coalmine.report.templating import new_environment
 
-PEOPLE, ACROSS, STEP = 100, 10, 12
+ACROSS, STEP = 10, 12
 
 
 def statement_page(statement: PrivacyStatement) -> str:
@@ -23,7 +22,7 @@ def statement_page(statement: PrivacyStatement) -> str:
 
 def statement_context(statement: PrivacyStatement) -> dict[str, object]:
     """The values that the templates show of a statement."""
-    picture = Markup("") if not statement.meanings else people_picture(statement.meanings[0].posteriors[-1])
+    picture = Markup("") if not statement.meanings else people_picture(statement)
     return {
         "statement": statement,
         "part_titles": PARTS,
@@ -37,14 +36,14 @@ def statement_context(statement: PrivacyStatement) -> dict[str, object]:
     }
 
 
-def people_picture(accuracy: float) -> Markup:
-    """Two crowds of 100 people. Marked are those about whom a guess is right, and an attacker can be (rounded up)."""
-    after = min(math.ceil(PEOPLE * accuracy - 1e-9), PEOPLE)
+def people_picture(statement: PrivacyStatement) -> Markup:
+    """Two crowds of 100. Marked are those about whom a guess is right, and those about whom an attacker can be."""
     size, gap = ACROSS * STEP, 40
-    text = f"Two crowds of {PEOPLE} people. {PEOPLE // 2} are marked in the first, at most {after} in the second."
+    crowd = f"Two crowds of {CROWD} {plural(statement.subject)}"
+    text = f"{crowd}. {CROWD // 2} are marked in the first, {statement.guesses} in the second."
     crowds = [
-        _crowd(PEOPLE // 2, 0, f"guessing: {PEOPLE // 2} of {PEOPLE}"),
-        _crowd(after, size + gap, f"with the model: up to {after}"),
+        _crowd(CROWD // 2, 0, f"guessing: {CROWD // 2} of {CROWD}"),
+        _crowd(statement.right_guesses, size + gap, f"with the model: {statement.guesses}"),
     ]
     return Markup(
         '<svg class="people" role="img" viewBox="0 0 {} {}" aria-label="{}"><title>{}</title>{}</svg>'
@@ -58,7 +57,7 @@ def _crowd(marked: int, left: int, name: str) -> Markup:
             left + STEP // 2 + STEP * (place % ACROSS),
             STEP // 2 + STEP * (place // ACROSS),
         )
-        for place in range(PEOPLE)
+        for place in range(CROWD)
     ]
     middle, below = left + ACROSS * STEP // 2, ACROSS * STEP + 12
     label = Markup('<text x="{}" y="{}" text-anchor="middle">{}</text>').format(middle, below, name)

@@ -69,7 +69,7 @@ def describe_failure(result: AuditResult, name: str) -> str:
         if refuted
         else f"{name}: could not confirm that it is {claimed}: UNDERPOWERED",
         f"measured epsilon: {measured_epsilon(result)}; claimed: {result.claim.epsilon:g} ({check['adjacency']} adjacency)",
-        f"reason: {result.verdict.reason}{_bound_calls(result)}",
+        f"reason: {result.verdict.reason}",
     ]
     if check["likely_fault"]:
         lines.append(f"likely fault: {check['likely_fault']}")
@@ -85,12 +85,3 @@ def measured_epsilon(result: AuditResult) -> str:
     if result.epsilon is None:
         return "none"
     return f"{format_number(result.epsilon)} (95 % interval {format_interval(result.interval)})"
-
-
-def _bound_calls(result: AuditResult) -> str:
-    """The number of calls to which a lower bound refers."""
-    rung = result.adversaries.get("known-others")
-    times = None if rung is None else rung.headline.presentations
-    if result.verdict is None or result.verdict.code != "bound" or times in (None, 1):
-        return ""
-    return f" (both for a client in {times} calls)"
