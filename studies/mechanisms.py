@@ -63,7 +63,7 @@ class Row:
 
 def clip(updates: Array, norm: float = 1.0) -> Array:
     """Each row scaled to at most this norm."""
-    return updates * np.minimum(1.0, norm / np.linalg.norm(updates, axis=-1, keepdims=True))
+    return updates / np.maximum(1.0, np.linalg.norm(updates, axis=-1, keepdims=True) / norm)
 
 
 def needed(epsilon: float = 3.0) -> float:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -167,7 +168,12 @@ class ScoreTest:
         return self.epsilon * float(brentq(missing, 1.0, high, xtol=1e-6))
 
     def _mean(self, epsilon: float) -> float:
-        return 1 / (self.moves * float(mechanism_noise(epsilon, delta=self.delta)))
+        return 1 / (self.moves * _noise(epsilon, self.delta))
+
+
+@lru_cache(maxsize=256)
+def _noise(epsilon: float, delta: float) -> float:
+    return float(mechanism_noise(epsilon, delta=delta))
 
 
 def canary_groups(clients: int, dim: int) -> int:

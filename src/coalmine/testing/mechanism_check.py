@@ -117,7 +117,7 @@ def check_private(
     result, certain = _check(mechanism, secret, progress)
     if mechanism.noise is None and not _passed(result) and not certain:
         again, certain = _check(mechanism, secret + b"again", progress)
-        first = f"a first check was {_outcome(result)} by a margin that chance can explain ({_reason(result)})"
+        first = f"a first check was {_outcome(result)}, which chance might explain ({_reason(result)})"
         second = "a second one with other canaries passed" if _passed(again) else "a second one did not pass either"
         if _refuted(again) and not _refuted(result) and not certain:  # refuted once only
             again = result
@@ -199,7 +199,8 @@ def _combined(
     result, decided = trials.result(main), main
     verdicts = {pattern.name: trials.verdict(pattern) for pattern in others}
     if not _refuted(result):
-        failed = [pattern for pattern in others if verdicts[pattern.name].outcome == Outcome.VIOLATION]
+        sharing = sum(not pattern.weighted for pattern in others)
+        failed = [each for each in others if _refutes(verdicts[each.name], 1 if each.weighted else sharing)]
         if not failed and _passed(result):
             failed = [each for each in others if each.weighted and verdicts[each.name].outcome != Outcome.PASS]
         if failed:
@@ -350,6 +351,17 @@ def _reason(result: AuditResult) -> str:
 def _verdict(result: AuditResult) -> Verdict:
     assert result.verdict is not None
     return result.verdict
+
+
+def _refutes(verdict: Verdict, sharing: int) -> bool:
+    """Whether a pattern's verdict is VIOLATION at its share of the level of one audit.
+
+    A check counts a VIOLATION that is not certain only if it occurs again with other canaries. So a correct function fails
+    with at most the square of the patterns' levels, plus CERTAIN for each test. tests/testing/test_levels.py adds them up.
+    """
+    if verdict.outcome != Outcome.VIOLATION:
+        return False
+    return verdict.p_value is None or verdict.level is None or verdict.p_value < verdict.level / sharing
 
 
 def _is_certain(verdict: Verdict, p_value: float) -> bool:

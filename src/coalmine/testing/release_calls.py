@@ -103,17 +103,27 @@ class ReleaseTrials:
     def make_shaped(self, pattern: ShapedPattern, number: int) -> None:
         """Call the function once with updates of a special shape."""
         units = pattern.units(self._seed, number)
-        vector = self._released(units * (pattern.length * self._mechanism.clip_norm))
+        rows = units * (pattern.length * self._mechanism.clip_norm)
+        vector = self._released(rows, shape=f"{pattern.name} updates")
         self._shaped.setdefault(pattern.name, []).append(ShapedCall.of(vector, units))
 
-    def _released(self, rows: Floats, turn: int | None = None) -> Floats:
-        """The function's release. All clients have the largest weight, or their own ones shifted by `turn` clients."""
+    def _released(self, rows: Floats, turn: int | None = None, *, shape: str | None = None) -> Floats:
+        """The function's release. All clients have the largest weight, or their own ones shifted by `turn` clients.
+
+        `shape` describes unusual updates in errors: a function may divide by the norm of a layer that is 0.
+        """
         mechanism = self._mechanism
         arguments = [mechanism.form.present(rows)]
         if mechanism.weights is not None:
             alike = np.full(mechanism.clients, mechanism.weights.max())
             arguments.append(mechanism.form.vector(alike if turn is None else np.roll(mechanism.weights, turn)))
-        vector = released_vector(mechanism.release(*arguments), mechanism.dim)
+        released = mechanism.release(*arguments)
+        try:
+            vector = released_vector(released, mechanism.dim)
+        except ValueError as error:
+            if shape is None or not self._made:
+                raise
+            raise ValueError(f"{error} for {shape}, in which most coordinates can be 0") from None
         self._count += 1
         if self._progress is not None:
             self._progress(self.total, max(self._total, self.total))

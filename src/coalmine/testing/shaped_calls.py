@@ -51,7 +51,7 @@ class ShapedPattern:
     def _one_hot(self, rng: np.random.Generator, call: int) -> npt.NDArray[np.int64]:
         """Evenly spread over all coordinates in every third call; in the others in one stretch of them, or the opposite one.
 
-        So each stretch of dim / clients coordinates has a client in some call, and a layer of less than 3/8 of them has none.
+        So a stretch of dim / clients coordinates has a client in some call, and a layer of less than 3/8 of them has none.
         """
         stretch = self.dim if call % 3 == 1 else max(2 * self.clients, self.dim // STRETCH)
         start = int(rng.integers(self.dim)) + (self.dim // 2 if call % 3 == 2 else 0)
