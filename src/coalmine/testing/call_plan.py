@@ -142,10 +142,18 @@ class ScoreTest:
         The scores' scale is estimated with `dof` degrees of freedom.
         """
         claimed, faulty = self._mean(self.epsilon), self._mean(epsilon)
-        spread_claimed, spread_faulty = (math.sqrt(1 / scores + mean**2 / (2 * dof)) for mean in (claimed, faulty))
+        scale = 1 - 1 / (4 * dof)  # mean of the estimated scale over the true one, whose variance follows
+        variance = 1 - scale**2
 
         def rejected(level: float) -> float:
-            return float(ndtr((faulty - claimed + float(ndtri(level)) * spread_claimed) / spread_faulty))
+            """P(X > tS), where the mean X and the scale S are normal and P(X > tS) = level under the claim."""
+            width = float(ndtri(level)) ** 2
+            square = scale**2 - width * variance
+            if square <= 0:
+                return 0.0
+            root = math.sqrt((scale * claimed) ** 2 - square * (claimed**2 - width / scores))
+            limit = (scale * claimed + root) / square
+            return float(ndtr((faulty - limit * scale) / math.sqrt(1 / scores + limit**2 * variance)))
 
         once, certainly = rejected(TEST_LEVEL), rejected(CERTAIN)
         return certainly + (once - certainly) * once
