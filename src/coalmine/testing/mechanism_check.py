@@ -82,9 +82,11 @@ def check_private(
     Without `aggregate` the check compares the noise with the measured contribution of a canary, whatever the release is
     divided by. "sum" or "mean" states that contribution, so that a few percent of missing noise is detected too.
 
-    The function is called until twice the claimed epsilon would be detected with probability 90 %, at least three times and
-    at most `most_calls` times. Most updates have `scale` times the clip norm. Others have exactly the clip norm, 1,000
-    times the clip norm, or are short while others are long.
+    The function is called often enough to detect 1.2 times the claimed epsilon with probability 98 %, at least three times
+    and at most `most_calls` times (default: 1,000; 200 for claims below 2, which need more). The reason of the verdict says
+    which epsilon would have been detected. Most updates have `scale` times the clip norm. Others have exactly the clip norm,
+    1,000 times the clip norm, or are short while others are long; others again are 0 in most coordinates, or equally large
+    in all.
 
     `updates` is "matrix" for one array of shape (clients, dim), or "list" for a list of vectors. `like` is "numpy", "torch",
     "jax", or an array whose dtype and device the updates take. With `shapes` each update is a list of layers, and `dim` is
@@ -92,8 +94,8 @@ def check_private(
     with the largest weight are tested. `noise` declares noise that is correlated between calls: a TreeNoise or a
     BandedNoise, for which the function is called once for each of its rounds.
 
-    A failure that chance could explain is repeated once with other canaries. `progress` is called with the number of calls
-    made and the number planned.
+    A failure that chance might explain is repeated once with other canaries, and counts if it occurs again. `progress` is
+    called with the number of calls made and the number planned.
 
     >>> rng = np.random.default_rng(1)
     >>> def noised_sum(updates):
