@@ -63,7 +63,7 @@ class Row:
 
 def clip(updates: Array, norm: float = 1.0) -> Array:
     """Each row scaled to at most this norm."""
-    return updates * np.minimum(1.0, norm / np.linalg.norm(updates, axis=-1, keepdims=True))
+    return updates / np.maximum(1.0, np.linalg.norm(updates, axis=-1, keepdims=True) / norm)
 
 
 def needed(epsilon: float = 3.0) -> float:
@@ -373,6 +373,40 @@ def first_five_times(updates: Array) -> Array:
     return np.vstack([clip(updates), np.repeat(clip(updates)[:1], 4, axis=0)])
 
 
+def by_scaled_l1(updates: Array) -> Array:
+    """A clip by the L1 norm, scaled so that it agrees with the L2 norm on Gaussian vectors."""
+    size = np.abs(updates).sum(axis=1, keepdims=True) * np.sqrt(np.pi / 2 / updates.shape[1])
+    return np.asarray(updates / np.maximum(size, 1.0))
+
+
+def by_largest_value(updates: Array) -> Array:
+    """A clip by the largest value, scaled so that dense updates are clipped to about 1."""
+    return np.asarray(
+        updates / np.maximum(np.abs(updates).max(axis=1, keepdims=True) * np.sqrt(updates.shape[1]) / 4, 1.0)
+    )
+
+
+def by_most_coordinates(updates: Array) -> Array:
+    """A clip by the norm of the first 95 % of the coordinates."""
+    return np.asarray(updates / np.maximum(norms(updates[:, : int(0.95 * updates.shape[1])]), 1.0))
+
+
+def noise_where_touched(rng: np.random.Generator) -> Release:
+    """Noise only on coordinates where the sum is not 0."""
+
+    def release(updates: Array) -> Array:
+        total = clip(updates).sum(axis=0)
+        return np.asarray(total + needed() * rng.standard_normal(total.size) * (total != 0))
+
+    return release
+
+
+def without_mean(rng: np.random.Generator, size: int) -> Array:
+    """Noise whose mean is subtracted."""
+    noise = rng.standard_normal(size)
+    return np.asarray(noise - noise.mean())
+
+
 def rows() -> dict[str, Row]:
     """Every row by its name."""
     found: dict[str, Row] = {}
@@ -440,8 +474,23 @@ def rows() -> dict[str, Row]:
 
     add("clip of the sum", "unseen", clipped_sum)
     add("median of the norms as clip norm, noise too", "faulty", lambda rng: median_clip(rng, scaled=True))
-    add("one client counts five times", "unseen", lambda rng: noised(rng, std=z, clipped=first_five_times))
-    add("the last coordinate is not clipped", "unseen", lambda rng: noised(rng, std=z, clipped=all_clipped_but_one))
+    add("variance taken for a standard deviation", "faulty", lambda rng: noised(rng, std=z**0.5), seeds=SEEDS)
+    add("noise where the sum is not 0", "faulty", noise_where_touched, seeds=SEEDS)
+    add("clip by a scaled L1 norm", "faulty", lambda rng: noised(rng, std=z, clipped=by_scaled_l1), seeds=SEEDS)
+    add("clip by the largest value", "faulty", lambda rng: noised(rng, std=z, clipped=by_largest_value))
+    add(
+        "clip by the norm of 95 % of the coordinates",
+        "faulty",
+        lambda rng: noised(rng, std=z, clipped=by_most_coordinates),
+    )
+    add(
+        "one client counts twice",
+        "unseen",
+        lambda rng: noised(rng, std=z, clipped=lambda u: clip(np.vstack([u, u[:1]]))),
+    )
+    add("noise without its mean", "unseen", lambda rng: noised(rng, std=z, draw=without_mean))
+    add("one client counts five times", "faulty", lambda rng: noised(rng, std=z, clipped=first_five_times))
+    add("the last coordinate is not clipped", "faulty", lambda rng: noised(rng, std=z, clipped=all_clipped_but_one))
     add("the last coordinate has no noise", "unseen", lambda rng: noised(rng, std=z, draw=all_but_one))
     add("Laplace noise, 50 dimensions", "unseen", lambda rng: noised(rng, std=z, draw=laplace), dim=50, clients=20)
     add("noise cut at 3.5 std", "unseen", lambda rng: noised(rng, std=z, draw=truncated))

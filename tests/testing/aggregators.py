@@ -12,7 +12,7 @@ def multiplier(epsilon=3.0):
 
 
 def clip(updates, norm=1.0):
-    return updates * np.minimum(1.0, norm / np.linalg.norm(updates, axis=-1, keepdims=True))
+    return updates / np.maximum(1.0, np.linalg.norm(updates, axis=-1, keepdims=True) / norm)
 
 
 def noised_sum(seed, *, epsilon=3.0, factor=1.0, clipped=clip, norm=1.0):

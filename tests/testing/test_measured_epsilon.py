@@ -21,8 +21,9 @@ def test_the_measured_epsilon_follows_the_adjacency(adjacency, moves):
     runs, std = 30, moves * multiplier()
     truth = float(mechanism_epsilon(std / moves, delta=DELTA))
     releases = [noised_sum(seed, factor=moves) for seed in range(runs)]
+    settings = {"dim": 400, "clients": 40, "scale": 1.0, "most_calls": 12}
     found = [
-        check_private(release, epsilon=3.0, delta=DELTA, dim=400, clients=40, adjacency=adjacency, scale=1.0, seed=seed)
+        check_private(release, epsilon=3.0, delta=DELTA, adjacency=adjacency, seed=seed, **settings)
         for seed, release in enumerate(releases)
     ]
     errors = np.array([result.epsilon - truth for result in found])

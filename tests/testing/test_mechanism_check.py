@@ -8,16 +8,17 @@ from pathlib import Path
 import jsonschema
 import numpy as np
 import pytest
+from scipy.stats import nct
 
 from coalmine import AuditResult, BandedNoise, TreeNoise
 from coalmine.storage.files import json_ready
 from coalmine.testing import PrivacyNote, assert_private, check_private
-from coalmine.testing.call_plan import plan_calls
+from coalmine.testing.call_plan import ScoreTest, plan_calls
 
 sys.path.insert(0, str(Path(__file__).parent))
 from aggregators import DELTA, clip, multiplier, noised_mean, noised_sum, with_noise
 
-SEEDS_OF_NARROW_FAILURES = (5, 6)
+SEEDS_OF_NARROW_FAILURES = (2, 5)
 CLAIM = {"epsilon": 3.0, "delta": DELTA, "dim": 2_000}
 
 
@@ -76,7 +77,7 @@ def test_every_call_has_the_same_clients_and_all_lengths_occur():
         assert np.abs(gram - np.diag(np.diag(gram))).max() < 1e-6 * gram.max()
         return noised(updates)
 
-    noised = noised_sum(1, norm=0.5)
+    noised = noised_sum(3, norm=0.5)
     assert outcome(release, clients=30, clip_norm=0.5) == "PASS"
     assert {len(norms) for norms in seen} == {30}
     alike = [round(float(norms[0] / 0.5), 6) for norms in seen if np.ptp(norms) < 1e-6 * norms[0]]
@@ -251,26 +252,50 @@ def test_underpowered_raises_with_a_remedy():
 
 
 def test_a_narrow_failure_is_repeated_with_other_canaries():
-    """With 15 % less noise many checks fail narrowly, and a repetition decides."""
+    """With 8 % less noise many checks fail narrowly, and a repetition decides."""
     ends = {}
     for seed in SEEDS_OF_NARROW_FAILURES:
-        result = check_private(noised_sum(seed, factor=0.85), **CLAIM, seed=seed)
+        result = check_private(noised_sum(seed, factor=0.92), **CLAIM, seed=seed)
         ends[str(result.verdict.outcome)] = result.notes[-1]
     assert "a first check was VIOLATION" in ends["PASS"]
     assert ends["PASS"].endswith("a second one with other canaries passed")
     assert ends["VIOLATION"].endswith("a second one did not pass either")
 
 
-def test_planned_calls_reach_the_planned_power():
-    """Oracle: a simulation of the test, with scores N(1/z', 1) and their mean compared with 1/z."""
-    rng, noise = np.random.default_rng(1), multiplier()
-    plan = plan_calls(10, 10_000, noise=noise, delta=DELTA, most_calls=1_000)
+@pytest.mark.parametrize(("epsilon", "clients"), [(3.0, 100), (2.0, 100), (10.0, 100), (3.0, 20), (2.0, 3)])
+def test_the_default_calls_detect_a_fifth_more_than_the_claim(epsilon, clients):
+    plan = plan_calls(ScoreTest(epsilon=epsilon, delta=DELTA), clients, 5_000)
+    dof = (5_000 - clients * plan.groups) * plan.calls
+    assert ScoreTest(epsilon=epsilon, delta=DELTA).detectable(clients * plan.calls, dof) <= 1.2001 * epsilon or (
+        plan.calls > 1_000 - plan.groups
+    )
     assert plan.calls % plan.groups == 0
-    assert plan.power >= 0.98
-    scores, faulty = 10 * plan.calls, 1 / multiplier(6.0)
-    means = rng.normal(faulty, 1 / np.sqrt(scores), 20_000)
-    critical = 1 / noise + 2.878 / np.sqrt(scores)  # the normal quantile at 0.2 %
-    assert np.mean(means > critical) > 0.97
+
+
+def test_a_given_number_of_calls_limits_the_check():
+    test = ScoreTest(epsilon=3.0, delta=DELTA)
+    assert plan_calls(test, 100, 5_000).calls == 17
+    assert plan_calls(test, 100, 5_000, most_calls=5).calls == 5
+    assert plan_calls(ScoreTest(epsilon=1.0, delta=DELTA), 50, 5_000).calls == 200
+    assert plan_calls(ScoreTest(epsilon=1.0, delta=DELTA), 50, 5_000, most_calls=400).calls > 200
+    five = check_private(noised_sum(1), **CLAIM, most_calls=5)
+    assert five.verdict.detectable_epsilon > check_private(noised_sum(1), **CLAIM).verdict.detectable_epsilon > 3.5
+
+
+@pytest.mark.parametrize(("epsilon", "moves", "dof"), [(3.0, 1, 1e5), (1.0, 1, 1e6), (10.0, 2, 2_000), (50.0, 1, 500)])
+def test_the_detectable_epsilon_is_detected_with_98_percent(epsilon, moves, dof):
+    """Oracle: scores N(1/z', 1) over an estimated scale, tested with the noncentral t, and again if p is above 1e-6."""
+    rng, runs, scores = np.random.default_rng(1), 40_000, 700
+    found = ScoreTest(epsilon=epsilon, delta=DELTA, moves=moves).detectable(scores, dof)
+    claimed, faulty = 1 / (moves * multiplier(epsilon)), 1 / (moves * multiplier(found))
+
+    def p_values():
+        means = rng.normal(faulty, 1 / np.sqrt(scores), runs) / np.sqrt(rng.chisquare(dof, runs) / dof)
+        return nct.sf(means * np.sqrt(scores), dof, claimed * np.sqrt(scores))
+
+    first, second = p_values(), p_values()
+    detected = np.mean((first < 1e-6) | ((first < 0.002) & (second < 0.002)))
+    assert detected == pytest.approx(0.98, abs=0.004)
 
 
 def test_the_result_survives_json():

@@ -41,15 +41,24 @@ def times_of(number: int) -> str:
 def _passed(v: "Verdict") -> str:
     if v.code in PASSED:
         return PASSED[v.code](v)
+    if v.detectable_epsilon is not None:
+        return f"the attack measures no more than claimed, and {_detectable(v)}"
     times = "" if v.participations is None else f" for a client that takes part {times_of(v.participations)}"
     return f"no excess{times}, and twice the claim would have been detected with probability {v.power:.1%}"
 
 
+def _detectable(v: "Verdict") -> str:
+    return f"an epsilon of {v.detectable_epsilon:.3g} or more would have been detected with probability {v.power:.0%}"
+
+
 def _refuted(v: "Verdict") -> str:
     if v.code == "less noise":
+        inner = _refuted(replace(v, code=v.detail or ""))
         return (
-            f"nothing was claimed, but there is less noise than the rounds state: {_refuted(replace(v, code=v.detail or ""))}"
+            f"nothing was claimed, but there is less noise than the rounds state: {inner}"
         )
+    if v.code in REFUTED:
+        return REFUTED[v.code].format(v=v)
     if v.code == "accounting":
         return f"{_accounted(v)}, more than the claimed {v.claimed_epsilon:.4g}"
     if v.code == "sampler":
@@ -151,6 +160,12 @@ def _undecided(v: "Verdict") -> str:
     }[v.code](v)
 
 
+REFUTED = {
+    "silent": "{v.factor:.0%} of the coordinates to which no client contributes are released without noise: any other value "
+    "there shows that a client contributed (p = {v.p_value:.1g})",
+    "client": "one client contributes {v.score:.3g} standard deviations of the noise, more than the {v.claimed_score:.3f} "
+    "that the claim implies (p = {v.p_value:.1g}, corrected for the number of clients)",
+}
 SENTENCES = {
     "sampler not observed": "the pipeline's own sampler was not observed, so the rounds of clients are unknown: let the "
     "canaries take part when the sampler picks them, and pass sampler_observed=True in the claim",
@@ -268,6 +283,12 @@ def _lacking(rounds: int, name: str) -> str:
 
 
 def _too_weak(v: "Verdict") -> str:
+    if v.detectable_epsilon is not None:
+        return (
+            f"only {_detectable(v)}"
+            if v.detectable_epsilon < math.inf
+            else "the scores are too few to detect any epsilon"
+        )
     detected = f"twice the claim would have been detected with probability {v.power:.1%} only"
     if v.canaries_needed is not None:
         return f"{detected}; {v.canaries_needed:,} canaries would decide, {v.canaries:,} took part"

@@ -385,7 +385,7 @@ def _judge_run(by_rung: dict[str, Verdict], rungs: list[Scores], gauges: list[Ga
 
 def proves(gauge: Gauge, case: Case) -> bool:
     """Whether a gauge proves that there is too little noise for the claim."""
-    if gauge.status != "low" or gauge.noise_left is None:
+    if gauge.status != "low" or gauge.noise_left is None or gauge.noise_left >= 1:
         return False
     if gauge.noise_left < 1e-3:
         return True
@@ -440,7 +440,7 @@ def _less_noise(gauges: list[Gauge], case: Case) -> list[str]:
     return [
         f"less noise than stated: the {gauge.name} gauge leaves at most {gauge.noise_left:.3g} of it; the claim allows that"
         for gauge in gauges
-        if gauge.noise_left is not None and _allowed(gauge, case)
+        if gauge.noise_left is not None and gauge.noise_left < 1 and _allowed(gauge, case)
     ]
 
 

@@ -36,7 +36,7 @@ def raise_unless_private(result: AuditResult, name: str) -> None:
 
 
 def properties(result: AuditResult) -> dict[str, str]:
-    """Verdict, measured and claimed epsilon, and the likely fault, as the properties of a JUnit report."""
+    """Verdict, measured, claimed and detectable epsilon, and the likely fault, as the properties of a JUnit report."""
     assert result.verdict is not None
     assert result.claim is not None
     values = {
@@ -48,6 +48,8 @@ def properties(result: AuditResult) -> dict[str, str]:
     }
     if result.interval is not None:
         values["epsilon_interval"] = format_interval(result.interval)
+    if result.verdict.detectable_epsilon is not None:
+        values["detectable_epsilon"] = f"{result.verdict.detectable_epsilon:.6g}"
     fault = result.extra["check"]["likely_fault"]
     return values | ({"likely_fault": fault} if fault else {})
 

@@ -81,6 +81,8 @@ def likely_fault(mechanism: Mechanism, pattern: str, result: AuditResult, readin
             "a client with the largest weight counts for more than the noise was sized for. Weigh all clients equally, or "
             "size the noise for the largest weight"
         )
+    if refuted and (fault := _fault_of_single_clients(pattern, verdict.code, long, readings)):
+        return fault
     if refuted and pattern == "huge" and huge is not None and huge.noise < 0.8 * long.noise:
         return (
             "very long updates are released with less noise. If noise is added to an update before the clip, the clip "
@@ -121,6 +123,25 @@ def likely_fault(mechanism: Mechanism, pattern: str, result: AuditResult, readin
             if evidence & words:
                 return fault
     return _too_little_noise(mechanism, readings[pattern]) if refuted else None
+
+
+def _fault_of_single_clients(pattern: str, code: str, long: Reading, readings: dict[str, Reading]) -> str | None:
+    """The fault if single clients, or updates of a special shape, refuted the claim."""
+    if pattern == "clients":
+        return "one client counts for more than the others. Look for a client that is added twice, or is not clipped"
+    if pattern not in ("one-hot", "sparse", "flat"):
+        return None
+    if code == "silent":
+        return "noise is missing where no client contributes. Add noise to every coordinate that is released"
+    if code == "client":
+        return "some coordinates are not clipped. Scale each whole update to at most the clip norm"
+    reading = readings[pattern]
+    if reading.noise < 0.9 * long.noise:
+        return "there is less noise where no client contributes. Add noise of the same std to every coordinate"
+    return (
+        f"the clip does not bound every shape of update: {pattern} ones count {reading.length / long.length:.3g} times as "
+        "much as dense ones. Compute the L2 norm over all coordinates"
+    )
 
 
 def _is_bare(reading: Reading) -> bool:

@@ -4,7 +4,6 @@ Every client of a call is a canary. The canaries are orthogonal, so one release 
 attacker who knows all other updates sees it. Scores need no unit: the canaries' norm distinguishes a sum from a mean.
 """
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -20,21 +19,24 @@ from coalmine.canaries.secret import secret_seed
 from coalmine.estimators.correlated import CorrelatedNoise
 from coalmine.storage.record import seed_bytes
 from coalmine.testing.call_plan import (
-    HUGE,
+    CERTAIN,
+    MOST_CALLS,
+    PLANNED_POWER,
     SHORT,
+    VERY_LONG,
     CallPlan,
     Pattern,
     all_alike,
     alone,
     assorted,
     heaviest,
-    other_calls,
     outliers,
     plan_calls,
     uneven,
 )
-from coalmine.testing.likely_fault import likely_fault
-from coalmine.testing.release_calls import ROUNDED_NOISE, Calls, Progress
+from coalmine.testing.likely_fault import Reading, likely_fault
+from coalmine.testing.release_calls import ROUNDED_NOISE, Progress, ReleaseTrials
+from coalmine.testing.shaped_calls import ShapedPattern, shaped_patterns
 from coalmine.testing.tested_mechanism import Adjacency, Aggregate, Mechanism, checked_mechanism
 from coalmine.testing.update_arrays import Form
 
@@ -46,7 +48,6 @@ ARRIVES = 0.5  # share of its norm that an update of at most the clip norm must 
 ARRIVES_STDS = 5.0  # standard errors by which it must be shorter
 MORE_CALLS = 4  # most calls to detect canaries, as a multiple of the planned number
 NO_NOISE = 1e-3  # share of the noise below which the rest hides nothing
-CERTAIN = 1e-6  # p-value below which a failure is not repeated
 MARGIN = 1.2  # factor by which a gauge may exceed its limit by chance
 
 
@@ -66,7 +67,7 @@ def check_private(
     shapes: Sequence[Sequence[int]] | None = None,
     noise: CorrelatedNoise | None = None,
     scale: float = 10.0,
-    most_calls: int = 1_000,
+    most_calls: int | None = None,
     seed: Seed = 0,
     progress: Progress | None = None,
 ) -> AuditResult:
@@ -81,9 +82,11 @@ def check_private(
     Without `aggregate` the check compares the noise with the measured contribution of a canary, whatever the release is
     divided by. "sum" or "mean" states that contribution, so that a few percent of missing noise is detected too.
 
-    The function is called until twice the claimed epsilon would be detected with probability 90 %, at least three times and
-    at most `most_calls` times. Most updates have `scale` times the clip norm. Others have exactly the clip norm, 1,000
-    times the clip norm, or are short while others are long.
+    The function is called often enough to detect 1.2 times the claimed epsilon with probability 98 %, at least three times
+    and at most `most_calls` times (default: 1,000; 200 for claims below 2, which need more). The reason of the verdict says
+    which epsilon would have been detected. Most updates have `scale` times the clip norm. Others have exactly the clip norm,
+    1,000 times the clip norm, or are short while others are long; others again are 0 in most coordinates, or equally large
+    in all.
 
     `updates` is "matrix" for one array of shape (clients, dim), or "list" for a list of vectors. `like` is "numpy", "torch",
     "jax", or an array whose dtype and device the updates take. With `shapes` each update is a list of layers, and `dim` is
@@ -91,8 +94,8 @@ def check_private(
     with the largest weight are tested. `noise` declares noise that is correlated between calls: a TreeNoise or a
     BandedNoise, for which the function is called once for each of its rounds.
 
-    A failure that chance could explain is repeated once with other canaries. `progress` is called with the number of calls
-    made and the number planned.
+    A failure that chance might explain is repeated once with other canaries, and counts if it occurs again. `progress` is
+    called with the number of calls made and the number planned.
 
     >>> rng = np.random.default_rng(1)
     >>> def noised_sum(updates):
@@ -113,43 +116,46 @@ def check_private(
     if progress is not None and not callable(progress):
         raise WrongTypeError(f"progress must be a function of two numbers, got {shown(progress)}")
     secret = seed_bytes(secret_seed(seed))
-    result = _check(mechanism, secret, progress)
-    if mechanism.noise is None and _may_be_chance(result):
-        again = _check(mechanism, secret + b"again", progress)
-        first = f"a first check was {_outcome(result)} by a margin that chance can explain ({_reason(result)})"
+    result, certain = _check(mechanism, secret, progress)
+    if mechanism.noise is None and not _passed(result) and not certain:
+        again, certain = _check(mechanism, secret + b"again", progress)
+        first = f"a first check was {_outcome(result)}, which chance might explain ({_reason(result)})"
         second = "a second one with other canaries passed" if _passed(again) else "a second one did not pass either"
+        if _refuted(again) and not _refuted(result) and not certain:  # refuted once only
+            again = result
         result = replace(again, notes=(*again.notes, f"{first}; {second}"))
     return result
 
 
-def _check(mechanism: Mechanism, seed: bytes, progress: Progress | None) -> AuditResult:
-    """One whole check: the main pattern decides, unless another one refutes the claim."""
-    plan, patterns = _plan(mechanism)
-    calls = Calls(
-        mechanism, plan, seed, progress, total=sum(count for _, count in patterns) + (mechanism.noise is None)
-    )
+def _check(mechanism: Mechanism, seed: bytes, progress: Progress | None) -> tuple[AuditResult, bool]:
+    """One whole check: the main pattern decides, unless another one refutes the claim. Also whether chance is excluded."""
+    plan, patterns, shaped = _plan(mechanism)
+    total = sum(count for _, count in patterns) + (mechanism.noise is None) + len(shaped) * plan.others
+    trials = ReleaseTrials(mechanism, plan, seed, progress, total=total)
+    due: list[tuple[Pattern | ShapedPattern, int]] = [*patterns, *((pattern, plan.others) for pattern in shaped)]
     order = np.random.default_rng(list(seed[:64]) or [0])
-    for number in range(max(count for _, count in patterns)):
-        due = [pattern for pattern, count in patterns if number < count]
-        for index in order.permutation(len(due)):  # so that a fault with a period in the calls meets every pattern
-            calls.make(due[index], number)
+    for number in range(max(count for _, count in due)):
+        now = [pattern for pattern, count in due if number < count]
+        for index in order.permutation(len(now)):  # so that a fault with a period in the calls meets every pattern
+            pattern = now[index]
+            if isinstance(pattern, ShapedPattern):
+                trials.make_shaped(pattern, number)
+            else:
+                trials.make(pattern, number)
     main, planned = patterns[0]
     if mechanism.noise is None:
-        calls.repeat(main)
-    if calls.all_zero(main):
+        trials.repeat(main)
+    if trials.all_zero(main):
         raise ValueError("release must return the noised aggregate, got zeros in every call")
-    while (
-        mechanism.noise is None
-        and not calls.detected(main)
-        and calls.count(main) < min(MORE_CALLS * planned, mechanism.most_calls)
-    ):
+    most = min(MORE_CALLS * planned, mechanism.most_calls or max(MOST_CALLS, planned))
+    while mechanism.noise is None and not trials.detected(main) and trials.count(main) < most:
         for _ in range(plan.groups):
-            calls.make(main, calls.count(main))
-    return _combined(mechanism, [pattern for pattern, _ in patterns], calls)
+            trials.make(main, trials.count(main))
+    return _combined(mechanism, [pattern for pattern, _ in patterns], shaped, trials)
 
 
-def _plan(mechanism: Mechanism) -> tuple[CallPlan, list[tuple[Pattern, int]]]:
-    """Groups of canaries, and each pattern with its number of calls; the first pattern decides."""
+def _plan(mechanism: Mechanism) -> tuple[CallPlan, list[tuple[Pattern, int]], list[ShapedPattern]]:
+    """Groups of canaries, each dense pattern with its number of calls, and shaped ones; the first pattern decides."""
     count, scale = mechanism.clients, mechanism.scale
     main = all_alike("long", count, scale)
     if mechanism.noise is not None:
@@ -159,54 +165,77 @@ def _plan(mechanism: Mechanism) -> tuple[CallPlan, list[tuple[Pattern, int]]]:
                 f"rounds · clients must be at most dim / 2 under correlated noise, got {rounds} · {count} in "
                 f"{mechanism.dim:,} dimensions: every call has its own canaries"
             )
-        return CallPlan(rounds, rounds, math.nan), [(main, rounds)]
-    settings: dict[str, Any] = {
-        "noise": mechanism.needed_noise,
-        "delta": mechanism.delta,
-        "most_calls": mechanism.most_calls,
-    }
-    plan = plan_calls(count, mechanism.dim, **settings)
+        return CallPlan(rounds, rounds), [(main, rounds)], []
+    plan = plan_calls(mechanism.test, count, mechanism.dim, most_calls=mechanism.most_calls)
+    very_long = scale if scale == 1 or mechanism.form.is_half else max(VERY_LONG, scale)
     patterns = [(main, plan.calls)]
     others = []
     if scale > 1:
         others.append(all_alike("exact", count, 1.0))
-        others += [] if mechanism.form.is_half else [all_alike("huge", count, max(HUGE, scale))]
+        others += [] if mechanism.form.is_half else [all_alike("huge", count, very_long)]
     if count >= 3:
         others.append(uneven(count, scale))
     if scale > 1 and count >= 2:
-        others.append(outliers(count, scale if mechanism.form.is_half else max(HUGE, scale)))
+        others.append(outliers(count, very_long))
     if scale > 1:
         others.append(assorted(count, LONGEST_ASSORTED))
     if count >= 2:
         others += [all_alike("short", count, SHORT), alone(count, scale)]
-    patterns += [(pattern, other_calls(plan)) for pattern in others]
+    patterns += [(pattern, plan.others) for pattern in others]
     if mechanism.weights is not None and np.ptp(mechanism.weights) > 0:
         heavy = heaviest(mechanism.weights, scale)
-        needed = plan_calls(count, mechanism.dim, tested=float(heavy.tested(0).size), **settings)
+        tested = float(heavy.tested(0).size)
+        needed = plan_calls(mechanism.test, count, mechanism.dim, most_calls=mechanism.most_calls, tested=tested)
         patterns.append((heavy, needed.calls))
-    return plan, patterns
+    return plan, patterns, shaped_patterns(count, mechanism.dim, very_long)
 
 
-def _combined(mechanism: Mechanism, patterns: list[Pattern], calls: Calls) -> AuditResult:
+def _combined(
+    mechanism: Mechanism, patterns: list[Pattern], shaped: list[ShapedPattern], trials: ReleaseTrials
+) -> tuple[AuditResult, bool]:
     """The result of the first pattern, or of another one that refutes the claim, with the details of the check.
 
-    Unequal weights must pass too: a claim is about the client with the largest weight.
+    Unequal weights must pass too: a claim is about the client with the largest weight. Also whether chance is excluded.
     """
     main, *others = patterns
-    result, decided = calls.result(main), main
-    verdicts = {pattern.name: calls.verdict(pattern) for pattern in others}
-    if _outcome(result) != Outcome.VIOLATION:
-        failed = [pattern for pattern in others if verdicts[pattern.name].outcome == Outcome.VIOLATION]
+    result, decided = trials.result(main), main
+    verdicts = {pattern.name: trials.verdict(pattern) for pattern in others}
+    if not _refuted(result):
+        sharing = sum(not pattern.weighted for pattern in others)
+        failed = [each for each in others if _refutes(verdicts[each.name], 1 if each.weighted else sharing)]
         if not failed and _passed(result):
             failed = [each for each in others if each.weighted and verdicts[each.name].outcome != Outcome.PASS]
         if failed:
-            result, decided = calls.result(failed[0]), failed[0]
-    readings = {pattern.name: calls.reading(pattern) for pattern in patterns}
-    if mechanism.noise is None and _outcome(result) != Outcome.VIOLATION:
-        result = _compared(mechanism, patterns, calls, result)
-    fault = None if _passed(result) else likely_fault(mechanism, decided.name, result, readings)
+            result, decided = trials.result(failed[0]), failed[0]
+    name = decided.name
+    if mechanism.noise is None and not _refuted(result):
+        result, name = _by_client(patterns, shaped, trials, result, name)
+    if mechanism.noise is None and not _refuted(result):
+        result = _compared(mechanism, patterns, shaped, trials, result)
+    readings = {pattern.name: trials.reading(pattern) for pattern in patterns}
+    readings |= {pattern.name: trials.shaped_reading(pattern) for pattern in shaped}
+    verdict = _verdict(result)
+    if mechanism.noise is None and verdict.code == "power":
+        tested = [main, *(pattern for pattern in others if pattern.weighted)]
+        reached = max(trials.detectable(pattern) for pattern in tested)
+        result = replace(result, verdict=replace(verdict, detectable_epsilon=reached, power=PLANNED_POWER))
+    certain = mechanism.noise is None and _is_certain(verdict, trials.excess(decided))
+    return _described(mechanism, main, trials, result, name, readings, verdicts), certain
+
+
+def _described(
+    mechanism: Mechanism,
+    main: Pattern,
+    trials: ReleaseTrials,
+    result: AuditResult,
+    decided: str,
+    readings: dict[str, Reading],
+    verdicts: dict[str, Verdict],
+) -> AuditResult:
+    """The result with notes, audited items and the details of the check."""
+    fault = None if _passed(result) else likely_fault(mechanism, decided, result, readings)
     notes = [*result.notes]
-    rounded = calls.rounding(main) if mechanism.noise is None and _passed(result) else None
+    rounded = trials.rounding(main) if mechanism.noise is None and _passed(result) else None
     notes += [] if rounded is None else [rounded]
     if mechanism.adjacency == "add-remove":
         notes.append(
@@ -216,8 +245,8 @@ def _combined(mechanism: Mechanism, patterns: list[Pattern], calls: Calls) -> Au
         "adjacency": mechanism.adjacency,
         "clients": mechanism.clients,
         "clip_norm": mechanism.clip_norm,
-        "calls": calls.total,
-        "decided_by": decided.name,
+        "calls": trials.total,
+        "decided_by": decided,
         "likely_fault": fault,
         "warning": rounded if rounded == ROUNDED_NOISE else None,
     }
@@ -230,13 +259,36 @@ def _combined(mechanism: Mechanism, patterns: list[Pattern], calls: Calls) -> Au
     )
 
 
-def _compared(mechanism: Mechanism, patterns: list[Pattern], calls: Calls, result: AuditResult) -> AuditResult:
+def _by_client(
+    patterns: list[Pattern], shaped: list[ShapedPattern], trials: ReleaseTrials, result: AuditResult, decided: str
+) -> tuple[AuditResult, str]:
+    """The result if single clients, or updates of a special shape, refute the claim; and what decided.
+
+    A one-hot update meets the noise of one coordinate, which must be Gaussian: no gauge may contradict that.
+    """
+    found = trials.refuted_by_client(patterns)
+    if found is not None:
+        return replace(result, verdict=found[0], headline=found[1]), "clients"
+    for pattern in shaped if _verdict(result).code != "gauge" else ():
+        found = trials.refuted_by_shaped(pattern)
+        if found is not None:
+            return replace(result, verdict=found[0], headline=found[1]), pattern.name
+    return result, decided
+
+
+def _compared(
+    mechanism: Mechanism,
+    patterns: list[Pattern],
+    shaped: list[ShapedPattern],
+    trials: ReleaseTrials,
+    result: AuditResult,
+) -> AuditResult:
     """The result after calls are compared with each other: their noise, and the effect of other clients' updates."""
     main, *others = patterns
-    repeat, rank = calls.repeats()
+    repeat, rank = trials.repeats()
     if repeat.status == "low":
         left = 0.0 if repeat.noise_left is None else repeat.noise_left
-        epsilon = calls.epsilon_with(left, result)
+        epsilon = trials.epsilon_with(left, result)
         if epsilon > ROUNDED * mechanism.epsilon:
             verdict = gauge_verdict(repeat, Outcome.VIOLATION)
             if left >= NO_NOISE:
@@ -247,14 +299,15 @@ def _compared(mechanism: Mechanism, patterns: list[Pattern], calls: Calls, resul
     for gauge in (repeat, rank):
         if gauge.status != "ok":
             return replace(result, verdict=gauge_verdict(gauge, Outcome.UNDERPOWERED))
-    usual = calls.reading(main)
+    usual = trials.reading(main)
+    noises = [trials.reading(pattern).noise for pattern in others if not pattern.weighted]
+    for noise in [*noises, *(trials.shaped_reading(pattern).noise for pattern in shaped)]:
+        ratio = noise / usual.noise if usual.noise > 0 else 1.0
+        if not NOISE_RATIO <= ratio <= 1 / NOISE_RATIO:
+            verdict = Verdict(outcome=Outcome.UNDERPOWERED, code="noise follows data", factor=ratio)
+            return replace(result, verdict=verdict)
     for pattern in others:
-        ratio = calls.reading(pattern).noise / usual.noise if usual.noise > 0 else 1.0
-        if not NOISE_RATIO <= ratio <= 1 / NOISE_RATIO and not pattern.weighted:
-            return replace(
-                result, verdict=Verdict(outcome=Outcome.UNDERPOWERED, code="noise follows data", factor=ratio)
-            )
-        kept = calls.arrival(pattern, usual)
+        kept = trials.arrival(pattern, usual)
         if kept is not None and kept[0] < ARRIVES and kept[0] + ARRIVES_STDS * kept[1] < 1:
             return replace(result, verdict=Verdict(outcome=Outcome.UNDERPOWERED, code="shrunk", length=kept[0]))
     return result
@@ -285,6 +338,10 @@ def _outcome(result: AuditResult) -> str:
     return str(_verdict(result).outcome)
 
 
+def _refuted(result: AuditResult) -> bool:
+    return _outcome(result) == Outcome.VIOLATION
+
+
 def _passed(result: AuditResult) -> bool:
     return _outcome(result) == Outcome.PASS
 
@@ -298,17 +355,30 @@ def _verdict(result: AuditResult) -> Verdict:
     return result.verdict
 
 
-def _may_be_chance(result: AuditResult) -> bool:
-    """Whether a failure is so narrow that a correct function fails like this now and then."""
-    verdict = _verdict(result)
-    if verdict.outcome == Outcome.PASS:
+def _refutes(verdict: Verdict, sharing: int) -> bool:
+    """Whether a pattern's verdict is VIOLATION at its share of the level of one audit.
+
+    A check counts a VIOLATION that is not certain only if it occurs again with other canaries. So a correct function fails
+    with at most the square of the patterns' levels, plus CERTAIN for each test. tests/testing/test_levels.py adds them up.
+    """
+    if verdict.outcome != Outcome.VIOLATION:
         return False
-    if verdict.code in ("mean", "round"):
-        return (verdict.p_value or 0.0) > CERTAIN
+    return verdict.p_value is None or verdict.level is None or verdict.p_value < verdict.level / sharing
+
+
+def _is_certain(verdict: Verdict, p_value: float) -> bool:
+    """Whether a failure is so clear that no correct function fails like this by chance.
+
+    Any other one is repeated. `p_value` is that of the mean score in the calls that decided.
+    """
+    if verdict.outcome == Outcome.VIOLATION:
+        if verdict.code == "gauge":  # without `noise_left` the attacker can remove all noise
+            return verdict.noise_left is None or p_value <= CERTAIN
+        return min(p_value, 1.0 if verdict.p_value is None else verdict.p_value) <= CERTAIN
     if verdict.code == "uneven":
-        return (verdict.spread or 0.0) < MARGIN * (verdict.most_spread or 0.0)
+        return (verdict.spread or 0.0) >= MARGIN * (verdict.most_spread or 0.0)
     if verdict.code == "gauge" and verdict.reading is not None and verdict.limits is not None:
         smallest, largest = verdict.reading
         low, high = verdict.limits
-        return smallest >= low - (MARGIN - 1) * abs(low) and largest <= high + (MARGIN - 1) * abs(high)
-    return False
+        return smallest < low - (MARGIN - 1) * abs(low) or largest > high + (MARGIN - 1) * abs(high)
+    return True

@@ -1,7 +1,7 @@
 """The calls of a check: the updates, the releases, and their audit."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,6 +24,8 @@ from coalmine.audit.views import read_log
 from coalmine.estimators.mechanism import mechanism_epsilon, mechanism_noise
 from coalmine.testing.call_plan import CallPlan, Indices, Pattern
 from coalmine.testing.likely_fault import Reading
+from coalmine.testing.shaped_calls import LEVEL as CLIENT_LEVEL
+from coalmine.testing.shaped_calls import ShapedCall, ShapedPattern, client_verdict, judge_shaped
 from coalmine.testing.tested_mechanism import Mechanism
 from coalmine.testing.update_arrays import Shapes, released_vector
 
@@ -58,7 +60,7 @@ class Call:
         return max(float(self.vector @ self.vector) - float(self.along @ self.along), 0.0) / free
 
 
-class Calls:
+class ReleaseTrials:
     """Every call of one check, by its pattern."""
 
     def __init__(
@@ -74,6 +76,7 @@ class Calls:
         self._canaries = self._audit()
         self._groups: dict[int, Floats] = {}
         self._made: dict[str, list[Call]] = {}
+        self._shaped: dict[str, list[ShapedCall]] = {}
         self._rests: list[npt.NDArray[np.float32]] = []  # residuals of all calls, in their order
         self._progress, self._total, self._count = progress, total, 0
 
@@ -88,22 +91,43 @@ class Calls:
 
     def make(self, pattern: Pattern, number: int) -> None:
         """Call the function once."""
-        mechanism = self._mechanism
         group = number % self._plan.groups
         units = self._units(group)
-        rows = units * (pattern.lengths(number) * mechanism.clip_norm)[:, None]
+        rows = units * (pattern.lengths(number) * self._mechanism.clip_norm)[:, None]
+        vector = self._released(rows, number if pattern.weighted else None)
+        call = Call(vector=vector, group=group, tested=pattern.tested(number), along=units @ vector)
+        self._made.setdefault(pattern.name, []).append(call)
+        if self._mechanism.noise is None:
+            self._note_rest(call)
+
+    def make_shaped(self, pattern: ShapedPattern, number: int) -> None:
+        """Call the function once with updates of a special shape."""
+        units = pattern.units(self._seed, number)
+        rows = units * (pattern.length * self._mechanism.clip_norm)
+        vector = self._released(rows, shape=f"{pattern.name} updates")
+        self._shaped.setdefault(pattern.name, []).append(ShapedCall.of(vector, units))
+
+    def _released(self, rows: Floats, turn: int | None = None, *, shape: str | None = None) -> Floats:
+        """The function's release. All clients have the largest weight, or their own ones shifted by `turn` clients.
+
+        `shape` describes unusual updates in errors: a function may divide by the norm of a layer that is 0.
+        """
+        mechanism = self._mechanism
         arguments = [mechanism.form.present(rows)]
         if mechanism.weights is not None:
             alike = np.full(mechanism.clients, mechanism.weights.max())
-            arguments.append(mechanism.form.vector(np.roll(mechanism.weights, number) if pattern.weighted else alike))
-        vector = released_vector(mechanism.release(*arguments), mechanism.dim)
-        call = Call(vector=vector, group=group, tested=pattern.tested(number), along=units @ vector)
-        self._made.setdefault(pattern.name, []).append(call)
+            arguments.append(mechanism.form.vector(alike if turn is None else np.roll(mechanism.weights, turn)))
+        released = mechanism.release(*arguments)
+        try:
+            vector = released_vector(released, mechanism.dim)
+        except ValueError as error:
+            if shape is None or not self._made:
+                raise
+            raise ValueError(f"{error} for {shape}, in which most coordinates can be 0") from None
         self._count += 1
-        if mechanism.noise is None:
-            self._note_rest(call)
         if self._progress is not None:
             self._progress(self.total, max(self._total, self.total))
+        return vector
 
     def repeat(self, pattern: Pattern) -> None:
         """Call the function once more with the updates of its first call: noise that follows the updates repeats."""
@@ -163,6 +187,59 @@ class Calls:
         along = np.concatenate([call.along[call.tested] for call in made])
         noise = math.sqrt(float(np.mean([call.variance for call in made])))
         return Reading(length=float(along.mean()), noise=noise, canaries=along.size)
+
+    def shaped_reading(self, pattern: ShapedPattern) -> Reading:
+        """The same for updates of a special shape."""
+        made = self._shaped[pattern.name]
+        along = np.concatenate([call.along for call in made])
+        noise = math.sqrt(float(np.mean([call.noise**2 for call in made])))
+        return Reading(length=float(along.mean()), noise=noise, canaries=along.size)
+
+    def refuted_by_shaped(self, pattern: ShapedPattern) -> tuple[Verdict, Headline] | None:
+        """VIOLATION if updates of a special shape refute the claim; the noise must be Gaussian."""
+        found = judge_shaped(self._shaped[pattern.name], self._claimed_score)
+        return None if found is None else (found[0], self._headline(found[1]))
+
+    def refuted_by_client(self, patterns: Sequence[Pattern]) -> tuple[Verdict, Headline] | None:
+        """VIOLATION if the client at one position contributes more than the claim implies, over all calls of equal weights.
+
+        Updates that are shorter than the clip norm do not count.
+        """
+        mechanism = self._mechanism
+        sums, counts = np.zeros((2, mechanism.clients))
+        for pattern in patterns:
+            for number, call in enumerate(() if pattern.weighted else self._made[pattern.name]):
+                long = call.tested[pattern.lengths(number)[call.tested] >= 1]
+                if call.variance > 0:
+                    sums[long] += call.along[long] / math.sqrt(call.variance)
+                    counts[long] += 1
+        means = sums / np.maximum(counts, 1)
+        worst = int(np.argmax((means - self._claimed_score) * np.sqrt(counts)))
+        free = float(mechanism.dim - mechanism.clients)
+        signal = NoiseSignal(float(means[worst]), float(counts[worst]), free * counts[worst], free, means[worst] ** 2)
+        p_value = min(signal.p_value(self._claimed_score) * mechanism.clients, 1.0)
+        if p_value >= CLIENT_LEVEL:
+            return None
+        return client_verdict(signal.beta, self._claimed_score, p_value), self._headline(signal)
+
+    def excess(self, pattern: Pattern) -> float:
+        """The probability that scores as high as these, or higher, occur if the claim is true."""
+        reading = self.reading(pattern)
+        dof = float(self._mechanism.dim - self._mechanism.clients) * self.count(pattern)
+        if reading.noise <= 0:
+            return 0.0
+        signal = NoiseSignal(reading.length / reading.noise, float(reading.canaries), dof, dof, 0.0)
+        return signal.p_value(self._claimed_score)
+
+    def detectable(self, pattern: Pattern) -> float:
+        """The smallest epsilon that these calls would have shown, with the planned probability."""
+        mechanism = self._mechanism
+        dof = float(mechanism.dim - self._plan.groups * mechanism.clients) * self.count(pattern)
+        return mechanism.test.detectable(self.reading(pattern).canaries, dof)
+
+    @property
+    def _claimed_score(self) -> float:
+        return 1 / self._mechanism.needed_noise
 
     def detected(self, pattern: Pattern) -> bool:
         """Whether the canaries are detected in the releases."""
@@ -238,6 +315,8 @@ class Calls:
         def epsilon(beta: float) -> float:
             return float(mechanism_epsilon(1 / (exposure * beta), delta=delta)) if beta > 0 else 0.0
 
+        if math.isinf(signal.beta):
+            return Headline(rung=RUNG, participations=1, epsilon=math.inf, interval=None, pooled=True)
         try:
             low, high = signal.interval(CONFIDENCE)
             interval = (epsilon(low), epsilon(high))

@@ -19,6 +19,7 @@ from coalmine.audit.claim import Claim
 from coalmine.audit.verdict import ROUNDED
 from coalmine.estimators.correlated import CorrelatedNoise
 from coalmine.estimators.mechanism import mechanism_noise
+from coalmine.testing.call_plan import ScoreTest
 from coalmine.testing.update_arrays import Shapes, UpdateForm, checked_shapes
 
 Adjacency = Literal["zero-out", "add-remove", "replace-one"]
@@ -48,7 +49,7 @@ class Mechanism:
     form: UpdateForm
     noise: CorrelatedNoise | None
     scale: float
-    most_calls: int
+    most_calls: int | None
 
     @property
     def moves(self) -> int:
@@ -66,6 +67,11 @@ class Mechanism:
         return self.moves * float(mechanism_noise(ROUNDED * self.epsilon, delta=self.delta))
 
     @cached_property
+    def test(self) -> ScoreTest:
+        """The test of the mean score, for noise that is independent in every call."""
+        return ScoreTest(epsilon=self.epsilon, delta=self.delta, moves=self.moves)
+
+    @cached_property
     def claim(self) -> Claim:
         """The claim of one call; under correlated noise, that of the most exposed client in one call."""
         exposed = 1.0
@@ -81,7 +87,7 @@ def checked_mechanism(
     form: tuple[Any, Any, Any],
     noise: CorrelatedNoise | None,
     scale: float,
-    most_calls: int,
+    most_calls: int | None,
 ) -> Mechanism:
     """The arguments, checked."""
     (epsilon, delta, clip_norm, adjacency, aggregate), (dim, clients, weights) = claim, size
@@ -115,7 +121,7 @@ def checked_mechanism(
         form=UpdateForm.of(updates, like, layers),
         noise=noise,
         scale=float(positive_array("scale", one_number("scale", scale))),
-        most_calls=whole_number("most_calls", most_calls, minimum=3),
+        most_calls=None if most_calls is None else whole_number("most_calls", most_calls, minimum=3),
     )
     if mechanism.epsilon > LARGEST_EPSILON:
         raise ValueError(f"epsilon must be at most {LARGEST_EPSILON:g}, got {mechanism.epsilon:g}")
