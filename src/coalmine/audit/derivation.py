@@ -56,7 +56,7 @@ def derive_result(
         number = one_number("analytical_epsilon", analytical_epsilon)
         analytical_epsilon = float(nonnegative_array("analytical_epsilon", number))
     audited = checked_items(audited)
-    rung_reader, gauge_reader = LadderReader(log, settings), GaugeReader(settings, len(log.numbers))
+    rung_reader, gauge_reader = LadderReader(log, settings), GaugeReader(settings, len(log.numbers), final=log.final)
     stated, facts, training = StatedReader(settings), CoverageReader(), TrainingReader(settings)
     sampled = _sampled(claim, log, settings)
     hidden, why = _unknown_rounds(log, settings, sampled)
@@ -83,7 +83,7 @@ def derive_result(
         verdict = verdict if verdict is not None and verdict.outcome == VIOLATION else alarm.verdict
         notes.append(str(alarm))
     verdict = _without_pass(verdict, audited)
-    notes += training.notes(log.final)
+    notes += [*gauge_reader.notes(), *training.notes(log.final)]
     notes += _one_look(log, settings, verdict, alarm)
     adversaries, more = _adversaries(rungs, by_rung, unknown, settings)
     notes += more

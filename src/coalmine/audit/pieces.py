@@ -14,11 +14,11 @@ from typing import Any, SupportsIndex
 import numpy as np
 
 from coalmine.argument_checks import Floats
+from coalmine.audit.expensive_rounds import ExpensiveRounds
 from coalmine.audit.noise_law import (
     MANY_COORDINATES,
     NoiseParts,
     block_sizes,
-    is_full,
     is_on_device,
     law_record,
     law_sums,
@@ -28,6 +28,7 @@ from coalmine.audit.noise_law import (
     zero_width,
 )
 from coalmine.audit.ranks import Ranks
+from coalmine.audit.schedule import schedule_key
 from coalmine.audit.trees import Stretch, Tree, empty_working_array, gather_block, subtract_piece, write_piece
 from coalmine.audit.vectors import (
     LONGEST,
@@ -48,7 +49,7 @@ from coalmine.canaries.base import usable
 from coalmine.canaries.blocked import BlockedCanaries
 from coalmine.canaries.philox import key_from_seed
 from coalmine.canaries.rotation_numpy import threads
-from coalmine.canaries.secret import secret_seed
+from coalmine.canaries.secret import SecretBytes, secret_seed
 from coalmine.storage.record import Settings
 from coalmine.storage.rounds_file import Final, Round, Singles
 
@@ -67,6 +68,7 @@ class Pieces:
         self.tree, self._settings, self._ranks = tree, settings, ranks
         self._on_host = on_host  # whether the whole model is, in every process: then the law is measured in every round
         self._seed = secret_seed(seed)
+        self._expensive_rounds = ExpensiveRounds(settings, SecretBytes(schedule_key(seed)))
         leaf_sizes = settings.shards[ranks.rank] if settings.shards else tuple(size for _, size in settings.layers)
         first, stop = _blocks_of(settings, ranks.rank)
         self._block_numbers = range(first, stop)  # of this process's blocks, counted over all processes
@@ -315,7 +317,7 @@ class Pieces:
             if settings.momentum and self._previous is not None:
                 products = products - settings.momentum * self._previous[2][present]
             size, declared = canary_size(products, residual.rest, facts, settings)
-        full = is_full(order, settings.dim)
+        full = order in self._expensive_rounds
         measures_law = settings.dim <= MANY_COORDINATES or full or self._on_host
         strength = math.sqrt(2 * len(present) / settings.dim) * size / scale
         subtract_canaries = settings.dim <= MANY_COORDINATES or full or abs(strength) >= SMALL_PART
