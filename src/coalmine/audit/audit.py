@@ -62,7 +62,9 @@ from coalmine.storage.rounds_file import Final, Round, RoundLog, Singles
 from coalmine.storage.run_directory import RunDirectory
 
 Seed = SupportsIndex | bytes
-SMALL_SHARE = 1e-3  # share of the canaries in the residual's squared length, below which coordinates are followed with them
+SMALL_SHARE = (
+    1e-3  # share of the canaries in the residual's squared length, below which coordinates are followed with them
+)
 OnViolation = Literal["warn", "raise"] | Callable[[Alarm], object]
 Attack = Callable[..., npt.ArrayLike]
 Vector = TypeVar("Vector")

@@ -61,13 +61,14 @@ class CoordinateReader:
             reading = single.reading
             where = self._layer(reading.smallest_layer)
             notes.append(
-                f"coordinates: one coordinate{where} holds {math.sqrt(reading.smallest / reading.rounds):.3g} of its layer's "
-                f"noise over {_rounds(reading)}"
+                f"coordinates: one coordinate{where} holds {single.smallest:.3g} of its layer's noise over {_rounds(reading)}"
             )
         ends = self._ends()
         dim = self._settings.dim
         if ends and ends[-1].followed < dim:
-            notes.append(f"coordinates: {ends[-1].followed:,} of {dim:,}, which the seed chose, were followed over the rounds")
+            notes.append(
+                f"coordinates: {ends[-1].followed:,} of {dim:,}, which the seed chose, were followed over the rounds"
+            )
         if len(ends) > 1:
             covered = ", then ".join(_rounds(reading) for reading in ends[-3:])
             notes.append(f"coordinates: after a restart they are followed anew: {covered}")
@@ -76,12 +77,15 @@ class CoordinateReader:
     def _ends(self) -> list[Reading]:
         """The last reading of each run without a restart."""
         readings = [*self._readings, *([] if self._final is None else [Reading.of(self._final)])]
-        return [one for one, after in zip(readings, [*readings[1:], None], strict=True) if after is None or after.first > one.first]
+        after = [reading.first for reading in readings[1:]]
+        return [one for place, one in enumerate(readings) if place == len(after) or after[place] > one.first]
 
     def _tested(self, level: float) -> Iterator[tuple[Reading, float]]:
         """The readings that are tested, with the level of each."""
         ends = self._ends()
-        early = [one for one in self._readings if one.rounds & (one.rounds - 1) == 0 and all(one is not end for end in ends)]
+        early = [
+            one for one in self._readings if one.rounds & (one.rounds - 1) == 0 and all(one is not end for end in ends)
+        ]
         part = level / 2 if early else level
         yield from ((reading, part / len(ends)) for reading in ends)
         yield from ((reading, part / len(early)) for reading in early)
@@ -147,7 +151,9 @@ class _Test:
         """The number of small sums over the expected one, at the quantile that shows most, and its limit."""
         place = int(np.argmin(self.p_values))
         expected = self.expected[place] * self.reading.followed
-        return self.reading.counts[place] / expected, _most(self.reading.followed, self.expected[place], self._count_level) / expected
+        return self.reading.counts[place] / expected, _most(
+            self.reading.followed, self.expected[place], self._count_level
+        ) / expected
 
     @property
     def noise_left_in_one(self) -> float:

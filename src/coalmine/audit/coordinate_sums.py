@@ -40,8 +40,8 @@ class Reading:
     """The sums over a number of rounds, from `first` to `last`.
 
     `smallest` and `largest` are the extreme sums, in the layers `smallest_layer` and `largest_layer`; `counts` is the number
-    below each of `QUANTILES`, and `by_layer` that below the last of them. `complete` means that the sums hold noise alone, so
-    that large ones count too; otherwise real updates or rounding may have added to them. `spread` is the standard deviation
+    below each of `QUANTILES`, and `by_layer` that below the last of them. `complete` means that the sums hold noise alone,
+    so that large ones count too; otherwise real updates or rounding may have added to them. `spread` is the standard deviation
     of the noisiest layer over that of all coordinates.
     """
 
@@ -101,7 +101,9 @@ class _Block:
     @classmethod
     def of(cls, parts: Sequence[Part], wanted: int, key: bytes, number: int) -> "_Block":
         """A stretch of `wanted` coordinates of a block. Where it begins is as secret as the key."""
-        digest = hashlib.blake2b(number.to_bytes(8, "little"), key=key[:64], digest_size=16, person=b"followed").digest()
+        digest = hashlib.blake2b(
+            number.to_bytes(8, "little"), key=key[:64], digest_size=16, person=b"followed"
+        ).digest()
         rng = np.random.Generator(np.random.Philox(key=int.from_bytes(digest, "little")))
         first = int(rng.integers(parts[-1][2] - wanted + 1))
         stop = first + wanted
@@ -123,6 +125,8 @@ class CoordinateSums:
     `blocks` lists the parts of each block that this process has. Call `add` for each block of a round, then `end`.
     """
 
+    EXTREMES = 5  # numbers of `extremes`
+
     def __init__(self, settings: Settings, key: bytes, blocks: Sequence[Sequence[Part]], layers: int) -> None:
         self._settings, self._layers = settings, max(layers, 1)
         dim = settings.law_dim if settings.replicated else settings.dim
@@ -134,12 +138,13 @@ class CoordinateSums:
         ]
         self._encoders = [settings.noise.encoder() if settings.noise is not None else None for _ in blocks]
         self._sums: list[Any] = [None] * len(blocks)
-        self._spreads: list[list[Floats]] = [[] for _ in blocks]
+        self._units: list[Floats | None] = [None] * len(blocks)  # of this round, by group of layers
+        self._spread_sums: Floats | None = None
         self._first = self._last = self._rounds = self._read = 0
         self._complete = True
         self._added = 0  # the last round of which a part was added
-        self._spread = 1.0
-        self._lost: set[int] = set()
+        self._lost: set[int] = set()  # blocks that could not be measured
+        self._waiting = False
 
     @classmethod
     def of_vector(cls, settings: Settings, key: bytes) -> "CoordinateSums":
@@ -155,8 +160,8 @@ class CoordinateSums:
         return [block.place for block in self._blocks]
 
     def is_out_of_order(self, number: int) -> bool:
-        """Whether a part of this round or of a later one was added: the round is observed again, so sums must begin anew."""
-        return number <= self._added
+        """Whether the sums must begin anew: this round is observed again, or the last one was not added as a whole."""
+        return number <= self._added or self._added != self._last
 
     def add(
         self,
@@ -169,14 +174,13 @@ class CoordinateSums:
         stated: float | None = None,
         factor: float = 1.0,
         squares: Floats | None = None,
-    ) -> bool:
-        """Add a block's followed noise in a round; False if it cannot be measured.
+    ) -> bool | None:
+        """Add a block's followed noise in a round; False if it cannot be measured, None if it needs the next rounds.
 
         With `others` the noise is standardised by its own size. Without, real updates are part of it, so it is standardised
         by its `stated` standard deviation. `factor` is how many releases were added up to make it. `squares` are the squared
         lengths of the groups of layers, if they are known.
         """
-        self._added = number
         own, encoder = self._blocks[block], self._encoders[block]
         steps = _Steps.of(release, others, own.groups, factor)
         if not is_on_device(noise):
@@ -188,7 +192,7 @@ class CoordinateSums:
                 return False
             noise, squares = encoder.add(number, numpy_vector(noise) / unit), None
             if noise is None:
-                return False
+                return None
         counts = np.array([place.stop - place.start for place in own.groups])
         squares = _group_squares(noise, own.groups) if squares is None else squares
         units = np.sqrt(squares / counts)
@@ -200,24 +204,48 @@ class CoordinateSums:
         if widened:
             units = np.sqrt(np.maximum(units**2 - steps.variances, units**2 / 2))
         self._complete &= others is not None and not widened
-        self._spreads[block].append(units / np.sqrt(counts @ units**2 / counts.sum()))
+        self._added, self._units[block] = number, units
         self._sums[block] = _added(self._sums[block], noise, release, own.groups, units, steps if widened else None)
         return True
 
-    def lose(self, block: int) -> None:
-        """Leave a block out that could not be measured in this round."""
-        self._lost.add(block)
+    def leave_out(self, block: int, *, waiting: bool) -> None:
+        """Leave a block out that could not be measured, or the round if it needs the next ones."""
+        if waiting:
+            self._waiting = True
+        else:
+            self._lost.add(block)
+            self._sums[block] = self._units[block] = None
 
     def end(self, number: int) -> bool:
         """Count a round of which every block was added; returns whether the sums are to be read now."""
+        if self._waiting:
+            self._waiting = False
+            return False
         self._first = self._first or number
-        self._last, self._rounds = number, self._rounds + 1
-        spreads = [np.sqrt(np.mean(np.square(each), axis=0)).max() for each in self._spreads]
-        self._spread = float(max(spreads, default=1.0))
+        self._last, self._added, self._rounds = number, number, self._rounds + 1
+        self._add_spread()
         many = self._settings.dim > MANY_COORDINATES
         power_of_two = self._rounds & (self._rounds - 1) == 0
         planned = number == self._settings.rounds
         return not many or power_of_two or planned or self._rounds >= GROWTH * self._read
+
+    def _add_spread(self) -> None:
+        """Add the variance of each group of layers over that of all."""
+        pairs = [(own, units) for own, units in zip(self._blocks, self._units, strict=True)]
+        sizes = np.array(
+            [place.stop - place.start for own, units in pairs if units is not None for place in own.groups]
+        )
+        if sizes.size:
+            squares = np.concatenate([units for _, units in pairs if units is not None]) ** 2
+            squares /= sizes @ squares / sizes.sum()
+            same = self._spread_sums is not None and self._spread_sums.size == squares.size
+            self._spread_sums = self._spread_sums + squares if same else squares * self._rounds
+
+    @property
+    def _spread(self) -> float:
+        if self._spread_sums is None:
+            return 1.0
+        return float(np.sqrt(self._spread_sums.max() / self._rounds))
 
     @property
     def is_unread(self) -> bool:
@@ -231,9 +259,14 @@ class CoordinateSums:
         high = max((entry[2:] for entry in found), default=(0.0, 0.0))
         return np.array([low[0], high[0], low[1], high[1], self._spread])
 
+    @property
+    def counts_size(self) -> int:
+        """How many numbers `counts` has."""
+        return 1 + len(QUANTILES) + self._layers
+
     def counts(self) -> Floats:
         """The number of followed coordinates of this process, of those below each quantile, and of the last by layer."""
-        counts = np.zeros(1 + len(QUANTILES) + self._layers)
+        counts = np.zeros(self.counts_size)
         limits = [chi_quantile(probability, self._rounds) for probability in QUANTILES]
         for total, own in self._followed:
             places, values = _below(total, limits[-1])

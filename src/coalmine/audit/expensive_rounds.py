@@ -12,6 +12,7 @@ FIRST = 20  # rounds of a small model that are all measured in full
 LONGEST = 50  # rounds of which at least one is measured in full, in any model
 ENDLESS = 10**9  # more rounds than any run has
 # Rounds up to this one, and the number of stretches that they are split into. One round is drawn from each stretch.
+Plan = tuple[tuple[int, int], ...]
 SMALL = ((FIRST, FIRST), (60, 20), (200, 28), (ENDLESS, (ENDLESS - 200) // 10))
 LARGE = ((1, 1), (20, FEWEST - 1), (100, 4), (ENDLESS, (ENDLESS - 100) // LONGEST))
 
@@ -26,7 +27,8 @@ class ExpensiveRounds:
     """
 
     def __init__(self, settings: Settings, key: bytes) -> None:
-        self._key, self._plan = key, SMALL
+        self._key = key
+        self._plan: Plan = SMALL
         if settings.dim > MANY_COORDINATES:
             self._plan = LARGE if settings.rounds is None else _planned(settings.rounds)
 
@@ -37,18 +39,15 @@ class ExpensiveRounds:
         return order == first + int(drawn)
 
 
-def _planned(rounds: int) -> tuple[tuple[int, int], ...]:
+def _planned(rounds: int) -> Plan:
     stretches = min(max(FEWEST, -(-rounds // LONGEST)), rounds)
     return ((rounds, stretches), (rounds + ENDLESS, ENDLESS // LONGEST))
 
 
-def _stretch(order: int, plan: tuple[tuple[int, int], ...]) -> tuple[int, int]:
+def _stretch(order: int, plan: Plan) -> tuple[int, int]:
     """The first round of the stretch that a round is in, and the stretch's size."""
-    start = 0
-    for stop, stretches in plan:
-        if order <= stop:
-            break
-        start = stop
+    start = max((stop for stop, _ in plan if stop < order), default=0)
+    stop, stretches = next(each for each in plan if each[0] >= order)
     length, place = stop - start, order - start
     index = (place * stretches - 1) // length
     first, after = index * length // stretches, (index + 1) * length // stretches

@@ -192,6 +192,10 @@ def _check_coordinates(row: Any, settings: Settings) -> None:
         raise ValueError(f"law_coordinates must be {COORDINATES + layers} numbers, got {row.size}")
     first, last, rounds, followed = row[:4]
     if not (1 <= first <= last and 1 <= rounds <= last - first + 1 and 1 <= followed <= settings.dim):
-        raise ValueError("law_coordinates must be of at least one round and one coordinate, and of no more than there are")
-    if row[7] < row[6] or max(row[8], row[9]) >= layers or row[10:].max() > followed:
-        raise ValueError("law_coordinates must have its largest sum above the smallest, layers that exist, and fair counts")
+        raise ValueError(
+            "law_coordinates must be of at least one round and one coordinate, and of no more than there are"
+        )
+    if row[6] < row[5] or max(row[7], row[8]) >= layers or row[10:].max() > followed:
+        raise ValueError(
+            "law_coordinates must have its largest sum above the smallest, layers that exist, and fair counts"
+        )

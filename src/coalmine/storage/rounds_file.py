@@ -49,9 +49,10 @@ class Round:
     in equal parts of the blocks, `block_sketches` sums of its entries, block by block, and `layer_rests` its norms layer by
     layer. `layer_others` are the norms of all other updates layer by layer (an upper bound if the model is replicated). The
     `law_` fields come from `noise_law.measure_law`, except for `law_coordinates`: a reading of the sums that follow each
-    coordinate over the rounds (`coordinate_sums.Reading`), which some rounds have. `rounding` is the mean squared rounding error of release and `others`,
-    and `lattice` the mean squared step if both are rounded; each is None if it was not measured. Cosines are stored in
-    single precision, and every result is computed from those: a result can be derived again from the log, bit for bit.
+    coordinate over the rounds (`coordinate_sums.Reading`), which some rounds have. `rounding` is the mean squared
+    rounding error of release and `others`, and `lattice` the mean squared step if both are rounded; each is None if it
+    was not measured. Cosines are stored in single precision, and every result is computed from those: a result can be
+    derived again from the log, bit for bit.
     """
 
     number: int
