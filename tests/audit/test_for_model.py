@@ -396,7 +396,9 @@ def test_a_loaded_audit_continues_bit_for_bit(tmp_path):
     resumed, uninterrupted = (each.result(claim=5.0).to_dict() for each in (loaded, whole))
     changed = ("gauges", "notes")  # of the sums that follow each coordinate
     assert {name for name in resumed if resumed[name] != uninterrupted[name]} <= set(changed)
-    assert any("after a restart they are followed anew: rounds 1 to 2, then rounds 3 to 4" in note for note in resumed["notes"])
+    assert any(
+        "after a restart they are followed anew: rounds 1 to 2, then rounds 3 to 4" in note for note in resumed["notes"]
+    )
     with pytest.raises(ValueError, match="pass its parameters too"):
         Audit.load(tmp_path / "audit", seed=SEED)
     with pytest.raises(ValueError, match="those of the audit's model"):

@@ -6,7 +6,6 @@ import torch
 from scipy import stats
 from scipy.fft import next_fast_len
 
-from coalmine import Audit
 from coalmine.audit.law_gauges import _agreement, _cell_probabilities, _shifted, anscombe_glynn, repeated_share
 from coalmine.audit.noise_law import (
     CELL,

@@ -75,7 +75,9 @@ def test_shards_give_the_same_records_as_one_process(size):
     for one, two in zip(ranks[0].log.rounds(), audit.log.rounds(), strict=True):
         for name, value in vars(one).items():
             if name == "law_coordinates":  # but for the counts by layer, of which the shards have fewer
-                assert value[[*range(9), 10, 11]] == pytest.approx(two.law_coordinates[[*range(9), 10, 11]], abs=8), name
+                assert value[[*range(9), 10, 11]] == pytest.approx(two.law_coordinates[[*range(9), 10, 11]], abs=8), (
+                    name
+                )
                 assert value[12:].sum() == two.law_coordinates[12:].sum()
             elif name not in ("layer_rests", "layer_others", "scores") and value is not None:
                 assert np.asarray(value, float) == pytest.approx(

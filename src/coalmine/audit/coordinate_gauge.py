@@ -59,10 +59,8 @@ class CoordinateReader:
         single = next((test for test in tests if test.is_small), None)
         if single is not None:
             reading = single.reading
-            where = self._layer(reading.smallest_layer)
-            notes.append(
-                f"coordinates: one coordinate{where} holds {single.smallest:.3g} of its layer's noise over {_rounds(reading)}"
-            )
+            share = f"{single.smallest:.3g} of its layer's noise over {_rounds(reading)}"
+            notes.append(f"coordinates: one coordinate{self._layer(reading.smallest_layer)} holds {share}")
         ends = self._ends()
         dim = self._settings.dim
         if ends and ends[-1].followed < dim:

@@ -41,8 +41,8 @@ class Reading:
 
     `smallest` and `largest` are the extreme sums, in the layers `smallest_layer` and `largest_layer`; `counts` is the number
     below each of `QUANTILES`, and `by_layer` that below the last of them. `complete` means that the sums hold noise alone,
-    so that large ones count too; otherwise real updates or rounding may have added to them. `spread` is the standard deviation
-    of the noisiest layer over that of all coordinates.
+    so that large ones count too; otherwise real updates or rounding may have added to them. `spread` is the standard
+    deviation of the noisiest layer over that of all coordinates.
     """
 
     first: int
