@@ -74,10 +74,9 @@ def test_shards_give_the_same_records_as_one_process(size):
         observe(audit, number, *mine)
     for one, two in zip(ranks[0].log.rounds(), audit.log.rounds(), strict=True):
         for name, value in vars(one).items():
-            if name == "law_coordinates":  # but for the counts by layer, of which the shards have fewer
-                assert value[[*range(9), 10, 11]] == pytest.approx(two.law_coordinates[[*range(9), 10, 11]], abs=8), (
-                    name
-                )
+            if name == "law_coordinates":  # but for the layers, of which the shards have fewer
+                same = [*range(7), 10, 11]
+                assert value[same] == pytest.approx(two.law_coordinates[same], rel=1e-6), name
                 assert value[12:].sum() == two.law_coordinates[12:].sum()
             elif name not in ("layer_rests", "layer_others", "scores") and value is not None:
                 assert np.asarray(value, float) == pytest.approx(
