@@ -6,13 +6,11 @@ import torch
 from scipy import stats
 from scipy.fft import next_fast_len
 
-from coalmine import Audit
 from coalmine.audit.law_gauges import _agreement, _cell_probabilities, _shifted, anscombe_glynn, repeated_share
 from coalmine.audit.noise_law import (
     CELL,
     CELLS,
     NoiseParts,
-    is_full,
     measure_law,
     resolution_of,
 )
@@ -170,16 +168,6 @@ def test_half_precision_is_recognised_in_any_dtype(dtype):
     assert resolution_of(values) == found
     assert resolution_of(normal(10).astype(np.float32)) == 0.0
     assert resolution_of(np.zeros(100)) is None
-
-
-def test_the_first_observed_round_is_always_measured_in_full():
-    assert all(is_full(1, dim) for dim in (100, 10**6))
-    assert [order for order in range(1, 50) if is_full(order, 10**6)] == [1, 21, 41]
-    audit = Audit(140_000, canaries=20, unobserved=20, seed=1, delta=1e-6)
-    for number in (5, 6):
-        audit.observe_round(number, normal(number, 140_000), present=[], others=np.zeros(140_000), noise_std=1.0)
-    measured = [item.law_counts is not None for item in audit.log.rounds()]
-    assert measured == [True, False]
 
 
 def test_torch_and_numpy_give_the_same_measurements():

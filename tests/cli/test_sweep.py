@@ -16,6 +16,9 @@ import pytest
 
 from coalmine.cli import main as cli
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from resumed import comparable
+
 pytest.importorskip("torch")
 pytest.importorskip("matplotlib")
 
@@ -89,7 +92,7 @@ def test_restart_after_kill_gives_identical_results(swept, tmp_path, jobs, kille
     assert done.returncode == 0, done.stderr
     for name in NAMES:
         for file in ("result.json", "model.npy", "audit/rounds.log"):
-            assert (tmp_path / name / file).read_bytes() == (swept / name / file).read_bytes()
+            assert comparable(tmp_path / name / file) == comparable(swept / name / file)
 
 
 def test_a_failed_run_gives_exit_code_2_and_the_others_finish(tmp_path, capsys):

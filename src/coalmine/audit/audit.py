@@ -15,14 +15,15 @@ import numpy.typing as npt
 from coalmine.argument_checks import Floats, WrongTypeError, one_number, positive_array, shown, whole_number
 from coalmine.audit.alarm import Alarm, AlarmReader, ViolationError
 from coalmine.audit.claim import Claim
+from coalmine.audit.coordinate_sums import CoordinateSums
 from coalmine.audit.coverage import AuditedItem
 from coalmine.audit.derivation import MOST_CLIENTS, derive_result
+from coalmine.audit.expensive_rounds import ExpensiveRounds
 from coalmine.audit.ladder import RUNGS
 from coalmine.audit.layout import Layout, check_same
 from coalmine.audit.noise_law import (
     MANY_COORDINATES,
     NoiseParts,
-    is_full,
     is_on_device,
     measure_law,
     resolution_of,
@@ -61,6 +62,9 @@ from coalmine.storage.rounds_file import Final, Round, RoundLog, Singles
 from coalmine.storage.run_directory import RunDirectory
 
 Seed = SupportsIndex | bytes
+SMALL_SHARE = (
+    1e-3  # share of the canaries in the residual's squared length, below which coordinates are followed with them
+)
 OnViolation = Literal["warn", "raise"] | Callable[[Alarm], object]
 Attack = Callable[..., npt.ArrayLike]
 Vector = TypeVar("Vector")
@@ -327,11 +331,13 @@ class Audit:
                 f"{settings.total:,} canaries of {settings.dim:,} numbers do not fit in memory: use fewer"
             ) from None
         self._key = SecretBytes(schedule_key(seed))
+        self._expensive_rounds = ExpensiveRounds(settings, self._key)
         self._writer = OneWriter("the audit")
         self._log = log
         self._attacks = checked_attacks(scores)
         self._parts = NoiseParts.of_all(settings)
         self._before: _Before | None = None
+        self._coordinate_sums: CoordinateSums | None = None  # of the rounds since the last restart
         self._last_sum: tuple[list[int], Any] | None = None
         self._deferred = self._closed = False
         self._claim = None if statement.claim is None else Claim.from_dict(statement.claim)
@@ -692,6 +698,8 @@ class Audit:
         if residual is not None:
             vectors = _RoundVectors(model_delta, others, total, order)
             extra = self._residual(*residual, numpy_vector(measured[1]), present, vectors, facts)
+        elif facts["noise_std"] and self.settings.noise is None and self._undoes_momentum(facts["number"]):
+            extra = self._follow_release(model_delta, present, total, facts)
         if self.settings.momentum:
             self._before = _Before(facts["number"], copied(model_delta), cosines.astype(np.float64) * norm)
         return Round(**facts, norm=norm, rest=rest, cosines=cosines, **extra)
@@ -718,15 +726,35 @@ class Audit:
                 )
                 extra["layer_rests"] = np.sqrt(np.maximum(square, 0.0))
                 extra["layer_others"] = np.sqrt(numbers["others"])
-            if self._measures_law(order, cheaply=False):
-                with measurement.aside():
-                    noise = measurement.vector - measurement.others
-                    if present:
-                        noise -= measurement.total * size
+            with measurement.aside():
+                noise = measurement.vector - measurement.others
+                if present:
+                    noise.sub_(measurement.total, alpha=size)
+                if self._measures_law(order, cheaply=False):
                     total = measurement.total if present else None
                     vectors = _RoundVectors(measurement.vector, measurement.others, total, order)
                     extra |= vectors.resolution | self._law(noise, vectors, exact=declared)
+                extra |= self._follow(noise, measurement.vector, measurement.others, facts)
+        elif facts["noise_std"] and self.settings.noise is None:
+            with measurement.aside():
+                extra |= self._follow(measurement.vector, measurement.vector, None, facts)
         return Round(**facts, norm=norm, rest=rest, cosines=cosines, **extra)
+
+    def _follow(self, noise: Any, release: Any, others: Any, facts: dict[str, Any]) -> dict[str, Any]:
+        """Add a round's noise to the sums that follow each coordinate; their reading, if it is time for one."""
+        number, sums = facts["number"], self._coordinate_sums
+        if sums is None or sums.is_out_of_order(number):
+            sums = self._coordinate_sums = CoordinateSums.of_vector(self.settings, self._key)
+        place = sums.places[0]
+        own = None if others is None else others[place]
+        factor = 1 + self.settings.momentum
+        added = sums.add(number, 0, noise[place], release[place], others=own, stated=facts["noise_std"], factor=factor)
+        return {"law_coordinates": sums.read()} if added and sums.end(number) else {}
+
+    def _last_reading(self) -> dict[str, Any]:
+        """The reading of the sums after the last round, unless that round has it."""
+        sums = self._coordinate_sums
+        return {"law_coordinates": sums.read()} if sums is not None and sums.is_unread else {}
 
     @_one_thread
     def observe_final(self, model: Any, *, initial: Any = None) -> None:
@@ -750,7 +778,8 @@ class Audit:
         checked_length("model", model, self.settings.dim)
         norm = vector_norm("model", model)
         cosines = np.asarray(numpy_vector(self._canaries.cosines(model)), dtype=np.float32)
-        record = Final(norm=norm, cosines=cosines, sha256=model_sha256(single_precision(model)))
+        sha256 = model_sha256(single_precision(model))
+        record = Final(norm=norm, cosines=cosines, sha256=sha256, **self._last_reading())
         if initial is None:
             self._log.finish(record)
             return
@@ -771,7 +800,7 @@ class Audit:
         if self._pending is not None and self._pending.number > number:
             self._pending = None
         self.flush()
-        self._before = self._watched = self._new_alarm = None
+        self._before = self._watched = self._new_alarm = self._coordinate_sums = None
         if self._remote_log is None:
             self._log.rewind_to(number)
         if self._pieces is not None:
@@ -947,38 +976,54 @@ class Audit:
         fields: dict[str, Any] = {"residual_norm": norm, "residual_rest": rest, "residual_cosines": cosines}
         fields |= vectors.resolution
         along = np.asarray(cosines[present], np.float64) * norm
-        if self.settings.momentum and facts["number"] > 1:
-            if self._before is None or self._before.number != facts["number"] - 1:
-                return fields  # undoing momentum needs the previous round, which a restart has lost
+        if not self._undoes_momentum(facts["number"]):
+            return fields  # undoing momentum needs the previous round, which a restart has lost
+        if self.settings.momentum and self._before is not None:
             vector = difference(vector, self._before.model_delta * self.settings.momentum)
             along = along - self.settings.momentum * self._before.along[present]
         cheaply = not is_on_device(vector) and (vectors.total is not None or not present)
         by_layer = bool(self.settings.layers) and not is_on_device(vector)  # the noise is computed in any case
         measures_law = self._measures_law(vectors.order, cheaply=cheaply or by_layer)
-        if not measures_law and not self.settings.layers:
-            return fields
-        declared = True
+        declared, size = True, 0.0
         if present:
+            size, declared = canary_size(along, rest, facts, self.settings)
+            needed = measures_law or self.settings.layers or vectors.total is not None
+            if not needed and len(present) * size * size < SMALL_SHARE * rest * rest:
+                return fields | self._follow(vector, vectors.release, vectors.others, facts)
             if vectors.total is None:
                 vectors = replace(vectors, total=self._canaries.combine(present, like=vector))
-            size, declared = canary_size(along, rest, facts, self.settings)
             vector = difference(vector, vectors.total * size)
         if self.settings.layers:
             fields["layer_rests"] = layer_norms(vector, self._layer_sizes)
             fields["layer_others"] = layer_norms(vectors.others, self._layer_sizes)
         if measures_law:
             fields |= self._law(vector, vectors, exact=declared)
-        return fields
+        return fields | self._follow(vector, vectors.release, vectors.others, facts)
+
+    def _undoes_momentum(self, number: int) -> bool:
+        """Whether the momentum of the previous round can be subtracted, or there is none."""
+        if not self.settings.momentum or number == 1:
+            return True
+        return self._before is not None and self._before.number == number - 1
+
+    def _follow_release(self, vector: Any, present: list[int], total: Any, facts: dict[str, Any]) -> dict[str, Any]:
+        """Follow the coordinates of a release whose other updates are not known; they only add to its squares."""
+        release = vector
+        if self.settings.momentum and self._before is not None:
+            vector = difference(vector, self._before.model_delta * self.settings.momentum)
+        if present and total is not None and facts["clip_declared"]:
+            vector = difference(vector, total * facts["clip_norm"])
+        return self._follow(vector, release, None, facts)
 
     def _law(self, noise: Any, vectors: "_RoundVectors", *, exact: bool) -> dict[str, Any]:
         """The measurements of the noise's law in this round."""
-        full = is_full(vectors.order, self.settings.dim)
+        full = vectors.order in self._expensive_rounds
         sizes = [size for size in (vectors.others, vectors.total) if size is not None]
         return measure_law(noise, vectors.release, self._parts, full=full, exact=exact, sizes=sizes)
 
     def _measures_law(self, order: int, *, cheaply: bool) -> bool:
         """Whether the noise's law is measured in this round: always, unless the model is large and it is expensive."""
-        return cheaply or self.settings.dim <= MANY_COORDINATES or is_full(order, self.settings.dim)
+        return cheaply or self.settings.dim <= MANY_COORDINATES or order in self._expensive_rounds
 
     def _taken_sum(self, present: list[int]) -> Any:
         """The present canaries' sum, if the last `updates` computed it; it is kept no longer than its round."""

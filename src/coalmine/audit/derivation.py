@@ -60,7 +60,7 @@ def derive_result(
     audited = checked_items(audited)
     claim = read_claim(claim, settings, max(log.numbers, default=0))
     schedule = NoiseSchedule.of(log.observed, settings)
-    rung_reader, gauge_reader = LadderReader(log, settings), GaugeReader(settings, len(log.numbers))
+    rung_reader, gauge_reader = LadderReader(log, settings), GaugeReader(settings, len(log.numbers), final=log.final)
     stated, facts, training = StatedReader(settings), CoverageReader(), TrainingReader(settings)
     sampled = _sampled(claim, log, settings, schedule)
     hidden, why = _unknown_rounds(log, settings, sampled, schedule)
@@ -89,7 +89,7 @@ def derive_result(
         verdict = verdict if verdict is not None and verdict.outcome == VIOLATION else alarm.verdict
         notes.append(str(alarm))
     verdict = _without_pass(verdict, audited)
-    notes += training.notes(log.final)
+    notes += [*gauge_reader.notes(), *training.notes(log.final)]
     notes += _one_look(log, settings, verdict, alarm)
     adversaries, more = _adversaries(rungs, by_rung, unknown, settings)
     notes += more

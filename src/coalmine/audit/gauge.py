@@ -39,6 +39,8 @@ MEANINGS = {
     "repeated values": "share of the largest noise values that occur twice",
     "parts of blocks": "length of the residual in a part of a block over that of the stated noise",
     "shared blocks": "correlation of the noise between two blocks, in one round or in two that follow each other",
+    "coordinates": "length of one coordinate's noise over the rounds, over that of its layer's noise",
+    "weak coordinates": "number of coordinates with little noise over the rounds, over the number that chance gives",
     "rounding": "share of the residual's variance that comes from rounding the release",
     MOVED: "share of the layers whose weights differ from those before training",
     GRADIENT: "share of the layers that received a gradient in any round",

@@ -2,7 +2,7 @@
 
 The noise vector is the release of a round without all other updates and without the canaries. Each measurement is a few
 numbers that go into the round's record; `law_gauges` tests them over the whole run. Cheap measurements are taken in every
-round, the others in the rounds that `is_full` selects. A large model on a GPU is measured in those rounds only.
+round, the others in those that `ExpensiveRounds` draws. A large model on a GPU is measured in those rounds only.
 """
 
 import itertools
@@ -30,10 +30,10 @@ GRID_BINS, GRID_PER_STD = 4096, 256  # for the characteristic function: bins ove
 GRID_FFT = 8192
 COARSEST, FINEST = 1.0, 50.0  # frequencies searched for a grid, in cycles per standard deviation
 TINIEST, HUGEST = 1e-30, 1e30  # standard deviations of noise whose values single precision distinguishes
-# Above this the expensive measurements are taken in every twentieth round, later in every fiftieth.
+# A model with more coordinates is measured in full in few rounds.
 MANY_COORDINATES = 1 << 17
+COARSE = 2.0**-13  # relative step from which on rounding is larger than that of single precision
 BARE = 1e-4  # standard deviations below which a coordinate has no noise, if canaries were subtracted exactly
-FIRST_ROUNDS = 20  # in smaller models, all of them are measured in full
 
 
 @dataclass(frozen=True)
@@ -117,13 +117,6 @@ def _size(place: slice) -> int:
 def is_on_device(vector: Any) -> bool:
     """Whether a vector lies on a GPU, where many small measurements cost more than a few large ones."""
     return bool(vector.device.type != "cpu") if is_tensor(vector) else is_device_jax(vector)
-
-
-def is_full(order: int, dim: int) -> bool:
-    """Whether the expensive measurements are taken in the first, second, ... observed round."""
-    if dim > MANY_COORDINATES:
-        return order % (20 if order <= 100 else 50) == 1
-    return order <= FIRST_ROUNDS or order % 10 == 0
 
 
 def measure_law(
@@ -435,20 +428,32 @@ def resolution_of(vector: Any) -> float | None:
     values = _host_sample(vector)
     if not values.any():
         return None
-    step = _common_step(values[:1024])
+    relative, step = rounding_step(values)
     if step:
         return step * step / 12
+    if relative < COARSE:
+        return 0.0
+    steps = np.ldexp(relative, np.frexp(values[values != 0])[1] - 1)
+    return float(np.sum(steps * steps) / 12 / values.size)
+
+
+def rounding_step(values: Floats, *, grid: bool = True) -> tuple[float, float]:
+    """The steps of rounded values: relative to the largest power of 2 below each, or, if they lie on a grid, absolute.
+
+    One of the two is 0, or both for zeros. Without `grid` only the first is looked for.
+    """
+    if not values.any():
+        return 0.0, 0.0
+    step = _common_step(values[:1024]) if grid else 0.0
+    if step:
+        return 0.0, step
     with np.errstate(over="ignore"):  # a value beyond single precision does not equal its conversion either
         single = values.astype(np.float32)
     if not np.array_equal(single.astype(np.float64), values):
-        return 0.0
+        return 2.0**-52, 0.0
     used = int(np.bitwise_or.reduce(single.view(np.uint32) & np.uint32(0x7FFFFF)))
     spare = 23 if used == 0 else (used & -used).bit_length() - 1
-    if spare < 10:
-        return 0.0
-    exponents = np.frexp(values[values != 0])[1]
-    steps = np.ldexp(1.0, exponents - 24 + spare)
-    return float(np.sum(steps * steps) / 12 / values.size)
+    return 2.0 ** (spare - 23), 0.0
 
 
 def _common_step(values: Floats) -> float:

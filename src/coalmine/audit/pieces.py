@@ -14,11 +14,12 @@ from typing import Any, SupportsIndex
 import numpy as np
 
 from coalmine.argument_checks import Floats
+from coalmine.audit.coordinate_sums import CoordinateSums
+from coalmine.audit.expensive_rounds import ExpensiveRounds
 from coalmine.audit.noise_law import (
     MANY_COORDINATES,
     NoiseParts,
     block_sizes,
-    is_full,
     is_on_device,
     law_record,
     law_sums,
@@ -28,6 +29,7 @@ from coalmine.audit.noise_law import (
     zero_width,
 )
 from coalmine.audit.ranks import Ranks
+from coalmine.audit.schedule import schedule_key
 from coalmine.audit.trees import Stretch, Tree, empty_working_array, gather_block, subtract_piece, write_piece
 from coalmine.audit.vectors import (
     LONGEST,
@@ -48,7 +50,7 @@ from coalmine.canaries.base import usable
 from coalmine.canaries.blocked import BlockedCanaries
 from coalmine.canaries.philox import key_from_seed
 from coalmine.canaries.rotation_numpy import threads
-from coalmine.canaries.secret import secret_seed
+from coalmine.canaries.secret import SecretBytes, secret_seed
 from coalmine.storage.record import Settings
 from coalmine.storage.rounds_file import Final, Round, Singles
 
@@ -67,6 +69,9 @@ class Pieces:
         self.tree, self._settings, self._ranks = tree, settings, ranks
         self._on_host = on_host  # whether the whole model is, in every process: then the law is measured in every round
         self._seed = secret_seed(seed)
+        self._key = SecretBytes(schedule_key(seed))
+        self._expensive_rounds = ExpensiveRounds(settings, self._key)
+        self._coordinate_sums: CoordinateSums | None = None  # of the rounds since the last restart
         leaf_sizes = settings.shards[ranks.rank] if settings.shards else tuple(size for _, size in settings.layers)
         first, stop = _blocks_of(settings, ranks.rank)
         self._block_numbers = range(first, stop)  # of this process's blocks, counted over all processes
@@ -94,6 +99,7 @@ class Pieces:
 
     def refuse(self, error: Exception) -> None:
         """Tell the other ranks, which wait for this rank's part of a round, that this rank failed."""
+        self._coordinate_sums = None
 
         def fail() -> Floats:
             raise error
@@ -119,10 +125,20 @@ class Pieces:
 
     def forget(self) -> None:
         """Forget the previous round, because it was rewound."""
-        self._previous = None
+        self._previous = self._coordinate_sums = None
 
     def round(self, model_delta: Any, others: Any, present: list[int], facts: dict[str, Any], order: int) -> Round:
         """The record of a round. Every process gets one; of a replicated model, only rank 0's has the law of the noise."""
+        sums = self._coordinate_sums
+        if sums is None or sums.is_out_of_order(facts["number"]):
+            self._coordinate_sums = self._new_sums()
+        try:
+            return self._round(model_delta, others, present, facts, order)
+        except Exception:
+            self._coordinate_sums = None  # on every rank: all of them fail together
+            raise
+
+    def _round(self, model_delta: Any, others: Any, present: list[int], facts: dict[str, Any], order: int) -> Round:
         settings, count = self._settings, self._settings.total
         arguments = {name: value.tolist() if hasattr(value, "tolist") else value for name, value in facts.items()}
         arguments["others"] = others is not None
@@ -162,6 +178,9 @@ class Pieces:
             record |= self._residual_record(rows, residual, layer_sums, last_sums, present, facts, order)
             # In a replicated model each process has a part of `others`: the triangle inequality bounds their sum.
             record["layer_others"] = np.sqrt(others_squares * (self._ranks.size if settings.replicated else 1))
+        elif facts["noise_std"] and self._follows_releases and self._undoes_momentum(facts["number"]):
+            self._follow_blocks(rows["delta"], None, facts)
+            record |= self._coordinate_reading(facts["number"])
         if settings.momentum:
             copies = {name: copied(row) for name, row in rows["delta"].items()}
             self._previous = (facts["number"], copies, release.cosines.astype(np.float64) * release.norm)
@@ -184,13 +203,17 @@ class Pieces:
         sums = self._ranks.sum_of(size, measure_model, number=0, told=arguments)
         last = _Length.of("model", sums, settings)
         _check_not_zero("model", last.norm)
+        followed = self._last_reading()
         if initial is None:
-            return Final(norm=last.norm, cosines=last.cosines, block_rests=last.block_rests)
+            return Final(norm=last.norm, cosines=last.cosines, block_rests=last.block_rests, **followed)
         sums = self._ranks.sum_of(size + len(settings.layers), measure_update, number=0, told=arguments)
         update, moves = _Length.of("model - initial", sums[:size], settings), np.sqrt(sums[size:])
         if update.norm == 0:  # the update has no direction, and the gauges of training report that nothing moved
-            return Final(norm=last.norm, cosines=last.cosines, block_rests=last.block_rests, layer_moves=moves)
+            return Final(
+                norm=last.norm, cosines=last.cosines, block_rests=last.block_rests, layer_moves=moves, **followed
+            )
         return Final(
+            **followed,
             norm=last.norm,
             cosines=last.cosines,
             block_rests=last.block_rests,
@@ -260,8 +283,11 @@ class Pieces:
 
     def _sample(self, number: int) -> tuple[Stretch, ...]:
         """The sampled coordinates of a replicated model: new ones in each round, unless rounds must be compared."""
-        fixed = self._settings.noise is not None or self._settings.momentum > 0
-        return _sampled_stretches(self._settings, self._seed, 0 if fixed else number)
+        return _sampled_stretches(self._settings, self._seed, 0 if self._sample_is_fixed else number)
+
+    @property
+    def _sample_is_fixed(self) -> bool:
+        return self._settings.noise is not None or self._settings.momentum > 0
 
     def _sums(self, name: str, gather: "Callable[[int], Any] | None") -> "_VectorSums":
         return _VectorSums(self.canaries, self._settings, self._block_numbers, gather, name)
@@ -315,32 +341,35 @@ class Pieces:
             if settings.momentum and self._previous is not None:
                 products = products - settings.momentum * self._previous[2][present]
             size, declared = canary_size(products, residual.rest, facts, settings)
-        full = is_full(order, settings.dim)
+        full = order in self._expensive_rounds
         measures_law = settings.dim <= MANY_COORDINATES or full or self._on_host
         strength = math.sqrt(2 * len(present) / settings.dim) * size / scale
         subtract_canaries = settings.dim <= MANY_COORDINATES or full or abs(strength) >= SMALL_PART
         plan = _LawPlan(full, declared, measures_law, size, subtract_canaries)
         if settings.replicated:
-            return self._sampled_law(rows, layer_sums, present, plan, facts["number"])
+            return self._sampled_law(rows, layer_sums, present, plan, facts)
         mean = self._mean_square(present, size)
         layer_sizes = np.array([dim for _, dim in settings.layers])
         record: dict[str, Any] = {"layer_rests": np.sqrt(np.maximum(layer_sums - mean * layer_sizes, 0.0))}
         record |= self._parts_record(part_sums, mean)
-        if not measures_law and not subtract_canaries:
-            return record
+        if not subtract_canaries:
+            self._follow_blocks(rows["delta"], rows["others"], facts)
+            if not measures_law:
+                return record | self._coordinate_reading(facts["number"])
         shared_sizes = summed_sizes(full=full, sizes=2 if present else 1) if measures_law else {}
         block_sum_sizes = self._block_sum_sizes(full=full) if measures_law else []
         law_size = 2 + sum(shared_sizes.values()) + sum(sum(sizes.values()) for sizes in block_sum_sizes)
         plan = replace(plan, shared_sizes=shared_sizes, block_sum_sizes=block_sum_sizes)
         sums = self._ranks.sum_of(
             law_size + (len(settings.layers) + self._parts_size if subtract_canaries else 0),
-            lambda: self._law_sums(rows, present, plan, facts["number"]),
+            lambda: self._law_sums(rows, present, plan, facts),
             number=facts["number"],
             told={"present": present},
         )
         if subtract_canaries:
             record["layer_rests"] = np.sqrt(np.maximum(sums[law_size : law_size + len(settings.layers)], 0.0))
             record |= self._parts_record(sums[law_size + len(settings.layers) :], 0.0)
+        record |= self._coordinate_reading(facts["number"])
         if not measures_law:
             return record
         record |= {"rounding": float(sums[0]), "lattice": float(sums[1])}
@@ -350,6 +379,94 @@ class Pieces:
             block_sums, remaining = _unpack(remaining, sizes)
             blocks.append(block_sums)
         return record | law_record(blocks, shared, self._model_noise_parts, full=full, exact=declared)
+
+    def _new_sums(self) -> CoordinateSums | None:
+        """Sums that follow each coordinate, from the next round on; None if this audit does not follow them.
+
+        Several processes do not undo the correlation of the noise together. Replicas follow only a sample that stays the
+        same.
+        """
+        settings = self._settings
+        if settings.replicated:
+            fixed = settings.law_dim == settings.dim or self._sample_is_fixed
+            return CoordinateSums.of_vector(settings, self._key) if fixed else None
+        if self._ranks.several and settings.noise is not None:
+            return None
+        blocks = [
+            [(part.layer, part.offset, part.offset + part.stop - part.start) for part in stretches]
+            for stretches in self._stretches
+        ]
+        return CoordinateSums(settings, self._key, blocks, len(settings.layers))
+
+    @property
+    def _follows_releases(self) -> bool:
+        """Whether coordinates are followed where all other updates are not known."""
+        return self._settings.noise is None and not self._settings.replicated
+
+    def _follow_blocks(self, delta: dict[str, Any], others: dict[str, Any] | None, facts: dict[str, Any]) -> None:
+        """Add the round's noise to the sums that follow each coordinate, with negligible canaries or all other updates."""
+        if self._coordinate_sums is None:
+            return
+        for block, (stretches, place) in enumerate(zip(self._stretches, self._coordinate_sums.places, strict=True)):
+            inner = tuple(_clip_stretches(stretches, place))
+            noise = self._noise(delta, others, facts["number"], inner)(block)
+            self._follow(block, noise, delta, others, facts, whole=False)
+
+    def _follow(
+        self,
+        block: int,
+        noise: Any,
+        delta: dict[str, Any],
+        others: dict[str, Any] | None,
+        facts: dict[str, Any],
+        *,
+        whole: bool = True,
+    ) -> None:
+        """Add one block's noise. It is the block's, or if not `whole` that of the followed stretch."""
+        sums = self._coordinate_sums
+        if sums is None:
+            return
+        place = sums.places[block]
+        inner = tuple(_clip_stretches(self._stretches[block], place))
+        added = sums.add(
+            facts["number"],
+            block,
+            noise[place] if whole else noise,
+            gather_block(delta, inner),
+            others=None if others is None else gather_block(others, inner),
+            stated=facts["noise_std"],
+            factor=1 + self._settings.momentum,
+        )
+        if not added:
+            sums.leave_out(block, waiting=added is None)
+
+    def _coordinate_reading(self, number: int) -> dict[str, Any]:
+        """The reading of the sums after a round, if it is time for one; the processes share it."""
+        sums, replicated = self._coordinate_sums, self._settings.replicated
+        if sums is None or (replicated and self._ranks.rank) or not sums.end(number):
+            return {}
+        return self._shared_reading(number)
+
+    def _last_reading(self) -> dict[str, Any]:
+        """The reading of the sums after the last round, unless that round has it."""
+        sums = self._coordinate_sums
+        return self._shared_reading(0) if sums is not None and sums.is_unread else {}
+
+    def _shared_reading(self, number: int) -> dict[str, Any]:
+        sums, ranks = self._coordinate_sums, self._ranks
+        assert sums is not None
+        if self._settings.replicated:
+            return {"law_coordinates": sums.read()} if ranks.rank == 0 else {}
+
+        def measure() -> Floats:
+            extremes = np.zeros((ranks.size, CoordinateSums.EXTREMES))
+            extremes[ranks.rank] = sums.extremes()
+            return np.concatenate([extremes.ravel(), sums.counts()])
+
+        shared = ranks.size * CoordinateSums.EXTREMES
+        numbers = ranks.sum_of(shared + sums.counts_size, measure, number=number, told={})
+        extremes = numbers[:shared].reshape(-1, CoordinateSums.EXTREMES)
+        return {"law_coordinates": sums.reading(extremes, numbers[shared:])}
 
     def _parts_record(self, part_sums: Floats, mean: float) -> dict[str, Any]:
         """Lengths of parts of blocks, corrected for the canaries' mean square, and sketches."""
@@ -375,10 +492,11 @@ class Pieces:
         others: Floats,
         present: list[int],
         plan: "_LawPlan",
-        number: int,
+        facts: dict[str, Any],
     ) -> dict[str, Any]:
         """The same for a replicated model, from a sample of its coordinates. Only rank 0, which records it, measures it."""
-        settings, stretches = self._settings, self._sample(number)
+        settings, number = self._settings, facts["number"]
+        stretches = self._sample(number)
         if self._ranks.rank:
             return {}
         release = numpy_vector(gather_block(rows["delta"], stretches))
@@ -401,7 +519,17 @@ class Pieces:
             record |= measure_law(
                 noise, release, self._model_noise_parts, full=plan.full, exact=plan.exact, sizes=sizes
             )
-        return record
+        return record | self._follow_sample(noise, release, others, facts)
+
+    def _follow_sample(self, noise: Floats, release: Floats, others: Floats, facts: dict[str, Any]) -> dict[str, Any]:
+        """Follow the sampled coordinates of a replicated model, if they are the same in every round."""
+        sums = self._coordinate_sums
+        if sums is None:
+            return {}
+        place, factor = sums.places[0], 1 + self._settings.momentum
+        own = {"others": others[place], "stated": facts["noise_std"], "factor": factor}
+        added = sums.add(facts["number"], 0, noise[place], release[place], **own)
+        return self._coordinate_reading(facts["number"]) if added else {}
 
     def _sampled_canaries(self, present: list[int], like: dict[str, Any], sampled: Sequence[Stretch]) -> Floats:
         """The sum of the present canaries in the sample."""
@@ -428,9 +556,11 @@ class Pieces:
             for number, (part, place) in enumerate(zip(self._block_noise_parts, places, strict=True))
         ]
 
-    def _law_sums(self, rows: dict[str, dict[str, Any]], present: list[int], plan: "_LawPlan", number: int) -> Floats:
+    def _law_sums(
+        self, rows: dict[str, dict[str, Any]], present: list[int], plan: "_LawPlan", facts: dict[str, Any]
+    ) -> Floats:
         """This process's part of the sums that describe the noise."""
-        settings, count = self._settings, len(self._settings.block_sizes)
+        settings, count, number = self._settings, len(self._settings.block_sizes), facts["number"]
         layers, block_parts, resolution = _LayerSquares(len(settings.layers)), _BlockParts(settings), np.zeros(2)
         shared = {name: np.zeros(size) for name, size in plan.shared_sizes.items()}
         by_block = [{name: np.zeros(size) for name, size in sizes.items()} for sizes in plan.block_sum_sizes]
@@ -449,6 +579,7 @@ class Pieces:
                     del total
                 layers.add(noise, stretches)
                 block_parts.add(self._block_numbers[block], noise)
+                self._follow(block, noise, rows["delta"], rows["others"], facts)
                 if not plan.measures_law:
                     continue
                 noise = copied(noise[place])
@@ -494,7 +625,7 @@ class Pieces:
     def _noise(
         self,
         delta: dict[str, Any],
-        others: dict[str, Any],
+        others: dict[str, Any] | None,
         number: int,
         stretches: Sequence[Stretch] | None = None,
     ) -> Callable[[int], Any]:
@@ -502,7 +633,7 @@ class Pieces:
 
         With `stretches`, only these.
         """
-        subtrahends = [(others, 1.0)]
+        subtrahends = [] if others is None else [(others, 1.0)]
         if self._settings.momentum and self._previous is not None and self._previous[0] == number - 1:
             subtrahends.append((self._previous[1], self._settings.momentum))
         return self._gatherer(delta, *subtrahends, only=stretches)

@@ -17,6 +17,7 @@ import numpy as np
 from coalmine.argument_checks import Floats, shown
 from coalmine.audit.claim import Claim
 from coalmine.audit.derivation import derive_result
+from coalmine.audit.expensive_rounds import ExpensiveRounds
 from coalmine.audit.ladder import presented_times
 from coalmine.audit.legs import read_claim
 from coalmine.audit.result import MU, AuditResult
@@ -242,6 +243,9 @@ def _rounds(known: _Evidence, *, all_released: bool) -> Check:
 def _schedule(known: _Evidence) -> Check:
     """Whether canaries took part in the rounds that follow from the seed, if the verdict depends on that."""
     settings = known.settings
+    if other := _not_drawn(known):
+        where = f"in {len(other)} rounds, first in round {other[0]}"
+        return Check("schedule", False, f"{where}, the expensive gauges were not measured as the seed draws")
     if settings.rounds is None:
         return Check(
             "schedule", True, "the pipeline chose the canaries' rounds, and the verdict does not count on a schedule"
@@ -262,6 +266,18 @@ def _schedule(known: _Evidence) -> Check:
     if counted:
         return Check("schedule", False, f"{detail}, though the result counts on the audit's own schedule")
     return Check("schedule", None, f"{detail}: the pipeline chose them itself")
+
+
+def _not_drawn(known: _Evidence) -> list[int]:
+    """The rounds in which the expensive gauges were measured or left out, other than the seed draws them."""
+    if all(item.law_coordinates is None for item in known.log.kept):
+        return []  # written before the seed drew them
+    drawn = ExpensiveRounds(known.settings, schedule_key(known.seed))
+    return [
+        item.number
+        for order, item in enumerate(known.log.kept, start=1)
+        if item.law_moments is not None and (item.law_counts is not None) != (order in drawn)
+    ]
 
 
 def _initial_file(path: Path, statement: Statement, given: Path | None) -> Path | None:

@@ -83,6 +83,21 @@ def counts(cells: Any, *, number: int) -> Any:
     return jnp.bincount(cells.astype(jnp.int32), length=number)
 
 
+@jax.jit
+def zeros_like(vector: Any) -> Any:
+    """Zeros in single precision, where a vector is."""
+    return jnp.zeros_like(vector, dtype=jnp.float32)
+
+
+@partial(jax.jit, static_argnames="groups", donate_argnames="total")
+def squares_added(total: Any, vector: Any, release: Any, numbers: Any, *, groups: Places) -> Any:
+    """The total with the squares of a vector, scaled by group; each size grows by a share of the release's, and a step."""
+    sizes = np.array([stop - start for start, stop in groups])
+    scale, relative, step = (jnp.repeat(row, sizes, total_repeat_length=len(vector)) for row in numbers)
+    size = jnp.abs(working(vector)) * (1 + relative) + jnp.abs(working(release)) * relative + step
+    return total + jnp.square(size * scale)
+
+
 @partial(jax.jit, static_argnames="count")
 def largest(vector: Any, *, count: int) -> tuple[Any, Any, Any]:
     """The largest sizes, where they are, and their signs."""

@@ -35,6 +35,10 @@ COMES_BACK = (
     "The residual of one round resembles that of another. Look for a generator that is seeded again in every round, or a "
     "PRNG key that is not split. Clients that are missing from `others` have the same effect."
 )
+WEAK = (
+    "Some coordinates get less noise than the rest of their tensor, round after round. Look for a mask, for rows or columns "
+    "that are scaled, and for noise that is drawn for a part of a tensor. A note of the result names the tensor."
+)
 GAUGE_ADVICE = {
     "noise": LESS_NOISE,
     "residual": LESS_NOISE,
@@ -53,6 +57,8 @@ GAUGE_ADVICE = {
     "tails": NOT_GAUSSIAN,
     "noise follows others": FOLLOWS,
     "noise follows canaries": FOLLOWS,
+    "coordinates": WEAK,
+    "weak coordinates": WEAK,
     "bare coordinates": "Some coordinates get next to no noise. Look for a mask, for frozen or padded parameters, and for "
     "tensors that skip the step that adds noise.",
     "grid": "The noise takes few values, and the release lies on a finer grid, so an attacker can subtract the noise. Look "

@@ -18,6 +18,7 @@ LARGEST = 2.0**1000  # of any number
 LARGEST_COSINE = 10.0  # more than rounding can make of 1
 SHORTEST, LONGEST = 1e-140, 1e140  # wider than an audit accepts; squares neither underflow nor overflow
 SMALLEST_SQUARE, LARGEST_SQUARE = 1e-150, 1e150  # of a noise vector; its fourth powers can be summed
+COORDINATES = 12  # numbers of a reading of the sums that follow each coordinate, before those of each layer
 LAW = {  # size of each array that is measured with the histogram of the noise; None for any size
     "law_counts": None,
     "law_zeros": (1, 2),
@@ -41,6 +42,7 @@ NOT_NEGATIVE = (
     "law_zeros",
     "law_spectrum",
     "law_grid",
+    "law_coordinates",
 )
 PER_CANARY = ("cosines", "residual_cosines", "update_cosines")
 PER_BLOCK = dict(zip(("block_rests", "residual_block_rests", "update_block_rests"), PER_CANARY, strict=True))
@@ -178,3 +180,22 @@ def check_fit(item: Any, settings: Settings) -> None:
         count = len(settings.layers) or int(name == "layer_moves")  # without layers, of the model as a whole
         if value is not None and value.size != count:
             raise ValueError(f"{name} must be {count} numbers, one for each layer, got {value.size}")
+    _check_coordinates(getattr(item, "law_coordinates", None), settings)
+
+
+def _check_coordinates(row: Any, settings: Settings) -> None:
+    """ValueError if a reading of the sums that follow each coordinate cannot be one of these settings."""
+    if row is None:
+        return
+    layers = max(len(settings.layers), 1)
+    if row.size != COORDINATES + layers:
+        raise ValueError(f"law_coordinates must be {COORDINATES + layers} numbers, got {row.size}")
+    first, last, rounds, followed = row[:4]
+    if not (1 <= first <= last and 1 <= rounds <= last - first + 1 and 1 <= followed <= settings.dim):
+        raise ValueError(
+            "law_coordinates must be of at least one round and one coordinate, and of no more than there are"
+        )
+    if row[6] < row[5] or max(row[7], row[8]) >= layers or row[10:].max() > followed:
+        raise ValueError(
+            "law_coordinates must have its largest sum above the smallest, layers that exist, and fair counts"
+        )

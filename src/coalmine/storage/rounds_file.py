@@ -48,9 +48,11 @@ class Round:
     blocks; without it the residual's norm is measured along the unobserved canaries. `chunk_rests` are norms of the noise
     in equal parts of the blocks, `block_sketches` sums of its entries, block by block, and `layer_rests` its norms layer by
     layer. `layer_others` are the norms of all other updates layer by layer (an upper bound if the model is replicated). The
-    `law_` fields come from `noise_law.measure_law`. `rounding` is the mean squared rounding error of release and `others`,
-    and `lattice` the mean squared step if both are rounded; each is None if it was not measured. Cosines are stored in
-    single precision, and every result is computed from those: a result can be derived again from the log, bit for bit.
+    `law_` fields come from `noise_law.measure_law`, except for `law_coordinates`: a reading of the sums that follow each
+    coordinate over the rounds (`coordinate_sums.Reading`), which some rounds have. `rounding` is the mean squared
+    rounding error of release and `others`, and `lattice` the mean squared step if both are rounded; each is None if it
+    was not measured. Cosines are stored in single precision, and every result is computed from those: a result can be
+    derived again from the log, bit for bit.
     """
 
     number: int
@@ -84,6 +86,7 @@ class Round:
     law_tail: Singles | None = None
     law_follows: npt.NDArray[np.float64] | None = None
     law_peaks: npt.NDArray[np.int32] | None = None
+    law_coordinates: npt.NDArray[np.float64] | None = None
     scores: dict[str, Singles] = field(default_factory=dict)
 
 
@@ -92,8 +95,9 @@ class Final:
     """The final model: cosines with it and, if the initial model is known, with their difference.
 
     `block_rests` are the norms orthogonal to the observed canaries, block by block, if there are several blocks.
-    `layer_moves` are the norms of the difference layer by layer, or of all of it if the layers are not known. `sha256` is
-    that of the model's numbers (`model_sha256`), unless the model is in several blocks.
+    `layer_moves` are the norms of the difference layer by layer, or of all of it if the layers are not known.
+    `law_coordinates` is the last reading of the sums that follow each coordinate, if no round has it. `sha256` is that of
+    the model's numbers (`model_sha256`), unless the model is in several blocks.
     """
 
     norm: float
@@ -103,6 +107,7 @@ class Final:
     update_cosines: Singles | None = None
     update_block_rests: npt.NDArray[np.float64] | None = None
     layer_moves: npt.NDArray[np.float64] | None = None
+    law_coordinates: npt.NDArray[np.float64] | None = None
     sha256: str | None = None
 
 
