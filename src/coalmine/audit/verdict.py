@@ -509,6 +509,9 @@ def _judge_rung(name: str, groups: list[Scores], case: Case) -> Verdict:
 
 
 def _rung_facts(name: str, groups: list[Scores], case: Case) -> Verdict:
+    stated = stated_too_little(case) if name in KNOWN else None
+    if stated:  # no chance is involved, so it comes first
+        return stated
     bound = _bound_above(groups, case)
     if bound:
         return bound
@@ -530,7 +533,7 @@ def _rung_facts(name: str, groups: list[Scores], case: Case) -> Verdict:
             claimed_noise=case.noise,
             measured_noise=1 / signal.beta,
         )
-    excess = (_scanned(case) if name == "known-others" else None) or stated_too_little(case)
+    excess = _scanned(case) if name == "known-others" else None
     if excess:
         return excess
     if name == "known-others" and case.others_wrong is not None:
@@ -575,9 +578,14 @@ def _scanned(case: Case) -> Verdict | None:
 
 
 def stated_too_little(case: Case) -> Verdict | None:
-    """VIOLATION if the rounds themselves state less noise than the claim needs."""
+    """VIOLATION if the rounds themselves state less noise than the claim needs.
+
+    A claim with participations and a sensitivity is for a client that contributes more to these rounds than a canary.
+    """
     stated = case.evidence.stated
-    if stated is None or not stated.exact or case.claim.sensitivity is not None or case.times is None:
+    if stated is None or not stated.exact or case.times is None:
+        return None
+    if case.claim.sensitivity is not None and (case.claim.participations is None or case.evidence.correlated):
         return None
     weakest = stated.weakest(case.times)
     if not case.refutes(weakest):

@@ -21,19 +21,17 @@ UNKNOWN_TO_OBSERVER = "the observer sees models only, not the clients' updates"
 
 
 class WeightRatio:
-    """The weight of a round's heaviest client over its canaries' weights: the largest ratios over all rounds."""
+    """The weight of a round's heaviest client over that of its lightest canary: the largest ratio over all rounds."""
 
     def __init__(self) -> None:
         self.rounds = 0  # rounds with canaries
-        self.to_lightest = 1.0  # ratio to the lightest canary
-        self.to_heaviest = 1.0  # ratio to the heaviest canary
+        self.to_lightest = 1.0
 
     def add(self, weights: Sequence[float], canaries: Sequence[float]) -> None:
         """Add a round: the weights of all replies, and those of its canaries."""
         if canaries and min(canaries) > 0:
             self.rounds += 1
             self.to_lightest = max(self.to_lightest, max(weights) / min(canaries))
-            self.to_heaviest = max(self.to_heaviest, max(weights) / max(canaries))
 
 
 def clipping_item(mode: str, private: Any, scale: float) -> AuditedItem:

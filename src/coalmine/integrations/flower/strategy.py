@@ -3,6 +3,7 @@
 `audited` returns one.
 """
 
+import math
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -15,12 +16,14 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Bulyan, FedAvg, FedMedian, FedTrimmedAvg, Krum, MultiKrum, QFedAvg, Result, Strategy
 
-from coalmine.argument_checks import shown
+from coalmine.argument_checks import count_of, shown
 from coalmine.audit.audit import Audit, OnViolation
 from coalmine.audit.claim import Claim
 from coalmine.audit.coverage import AuditedItem
+from coalmine.audit.pipeline_record import CLOSED_FORM
 from coalmine.audit.result import AuditResult
 from coalmine.audit.schedule import Indices
+from coalmine.estimators.mechanism import mechanism_epsilon
 from coalmine.integrations.flower.arrays import FrozenArrays, Layout, Row, as_record
 from coalmine.integrations.flower.canary_clients import (
     PREFIX,
@@ -31,8 +34,10 @@ from coalmine.integrations.flower.canary_clients import (
     Nodes,
     checked_partitions,
     checked_seed,
+    mod_order,
     refuse_guessable,
 )
+from coalmine.integrations.flower.exposures import SAME, Exposures, participations_item, whole_run_claim
 from coalmine.integrations.flower.observer import Recorder, logger
 from coalmine.integrations.flower.replies import (
     CanaryClaims,
@@ -41,6 +46,7 @@ from coalmine.integrations.flower.replies import (
     copy_config,
     describe_dropped,
     printable,
+    refuse_most_dropped,
     reply_weight,
     sort_replies,
 )
@@ -224,6 +230,7 @@ class AuditedStrategy(Strategy):
         self._failures: set[str] = set()  # reasons of failed replies
         self._weights_differ = False  # whether a warning has said so
         self._ratio = WeightRatio()
+        self._exposures = self._new_exposures()
         self._frozen: FrozenArrays | None = None
         self._check_strategy()
         audit.finish_with(self._finish)
@@ -281,23 +288,27 @@ class AuditedStrategy(Strategy):
         sorted_replies = self._sort_train_replies(replies, config)
         self._warn_of_failures(recorder, config, sorted_replies.failed)
         canaries, others = self._examine(recorder, config, sorted_replies)
+        self._log_dropped(sorted_replies.dropped)
+        refuse_most_dropped(sorted_replies)
         valid, failed, dropped = sorted_replies.good, sorted_replies.failed, sorted_replies.dropped
         extra = list(canaries.values()) if self.mode == "extra" else []
         averaged = [*valid, *extra]
         canary_ids = {id(reply) for reply in canaries.values()}
-        weights = self._weights(averaged)
+        weights = self._averaging_weights(averaged)
         canary_weights = [weight for reply, weight in zip(averaged, weights, strict=True) if id(reply) in canary_ids]
         self._warn_of_weights(weights, canary_weights)
         self._ratio.add(weights, canary_weights)
         real = [reply for reply in valid if id(reply) not in canary_ids]
         self._update_frozen(recorder, config, real)
-        self._log_dropped(dropped)
         growth = self._growth(valid, extra)
         kept = Fraction(len(valid), len(valid) + sorted_replies.lost) if valid else Fraction(1)
         arrays, metrics = self._aggregate(server_round, [*valid, *failed, *extra], growth * kept)
         released = arrays is not None
         noise, divisor = self.noise_multiplier, float(len(valid) * growth)
         canary_share = float(np.mean(canary_weights)) / sum(weights) if canary_weights else 1 / max(len(averaged), 1)
+        if released:
+            unit = (noise or 0.0) / divisor if self._exposures.in_noise else canary_share
+            self._add_exposures(averaged, weights, {id(reply): index for index, reply in canaries.items()}, unit)
         recorder.observe(
             server_round,
             arrays,
@@ -332,6 +343,7 @@ class AuditedStrategy(Strategy):
         number = server_round if self._recorder is None else self._recorder.number(server_round)
         sorted_replies = self._sort(replies, self._evaluated, number, None)
         self._log_dropped(sorted_replies.dropped)
+        refuse_most_dropped(sorted_replies)
         return self.strategy.aggregate_evaluate(server_round, [*sorted_replies.good, *sorted_replies.failed])
 
     def summary(self) -> None:
@@ -361,7 +373,8 @@ class AuditedStrategy(Strategy):
             )
         if self._others_left_out is not None:
             self._warn(f"known-others was left out: {self._others_left_out}")
-        more: dict[str, Any] = {}
+        claim, made = self._resolve_claim(claim)
+        more: dict[str, Any] = self._seen_of_clients() | made
         spent = self._private.privacy_spent() if hasattr(self._private, "privacy_spent") else None
         if spent is not None:
             more["accounted_epsilon"] = float(spent.epsilon)
@@ -370,13 +383,37 @@ class AuditedStrategy(Strategy):
             claim,
             noise_multiplier=self.noise_multiplier,
             task=task,
-            weight=self._ratio.to_heaviest,
+            weight=self._heaviest_weight if claim is not None and claim.amplified else 1.0,
             sampler_observed=self._observes_sampler,
-            audited=self.audited_items(),
+            audited=self.audited_items(claim),
             pipeline=self._pipeline(),
             warnings=[*self._warned, *describe_dropped(self.dropped)],
             **more,
         )
+
+    def _resolve_claim(self, claim: Claim | float | None) -> tuple[Claim | None, dict[str, Any]]:
+        """The claim for what the server saw of clients, by default that of the noise multiplier, and its accountant."""
+        claim, noise = Claim.of(self.audit.claim if claim is None else claim), self.noise_multiplier
+        if claim is not None or not noise:
+            return whole_run_claim(claim, self.audit, self._exposures), {}
+        times = self._exposures.participations(self.audit)
+        epsilon = float(mechanism_epsilon(noise, delta=self.audit.settings.delta, participations=times))
+        stated = Claim(epsilon, participations=times)
+        return whole_run_claim(stated, self.audit, self._exposures), {"claimed_by": CLOSED_FORM}
+
+    def _seen_of_clients(self) -> dict[str, Any]:
+        """What the server saw of real clients: entries of the result, and a note."""
+        seen = self._exposures
+        most = seen.nodes.most
+        if not most:
+            return {}
+        entries: dict[str, Any] = {"client_participations": most}
+        note = f"a node took part in up to {most} of {count_of(seen.rounds, 'round')}"
+        epsilon = seen.epsilon(self.audit, self.noise_multiplier, equal_weights=not self._weights_differ)
+        if epsilon is not None:
+            entries["client_epsilon"] = epsilon
+            note += f": epsilon {epsilon:.3g} for the client that contributed most, under the stated noise"
+        return entries | {"notes": [note]}
 
     def _pipeline(self) -> dict[str, Any]:
         """Facts about the pipeline, if Flower's own wrapper adds the noise."""
@@ -392,14 +429,17 @@ class AuditedStrategy(Strategy):
             return False
         return (self._designation if self._designation.names_nodes else self._claims).one_each
 
-    def audited_items(self) -> list[AuditedItem]:
+    def audited_items(self, claim: Claim | None = None) -> list[AuditedItem]:
         """The parts of the pipeline that this audit has checked so far or not, each with its reason."""
         tensors = tensors_item(len(self.audit.settings.layers), self._others_left_out)
+        amplified = claim is not None and claim.amplified
+        times = None if amplified else participations_item(claim, self._exposures)
         return [
             clipping_item(self.mode, self._private, self._scale),
             weights_item(self._ratio),
             others_item(self._others_left_out),
             *([] if tensors is None else [tensors]),
+            *([] if times is None else [times]),
             SAMPLER,
         ]
 
@@ -421,6 +461,7 @@ class AuditedStrategy(Strategy):
             weight_key=self._weight_key,
             uniform=hasattr(self._innermost, "weighted_by_key"),
             equal_weights=model is not None and getattr(self._private, "accountant", None) is not None,
+            buffers=() if self._recorder is None else self._recorder.layout.left_out,
         )
 
     def _examine(
@@ -448,6 +489,8 @@ class AuditedStrategy(Strategy):
             if 2 * len(bad) > len(real):  # not a single bad client: the canaries show whether clients clip
                 self._warn(UNCLIPPED)
                 return canaries, None
+            if not bad and canaries and self._bypass_clip(check, config, real, lengths):
+                bad, canaries = [(reply, mod_order()) for reply in canaries.values()], {}
             if not bad and self.mode == "client":
                 bad = [(reply, HOLDING) for reply in check.replies_with_canaries(others, real, sorted(canaries))]
             if not bad:
@@ -461,12 +504,16 @@ class AuditedStrategy(Strategy):
         """The real replies that are longer than the clip norm, if clients must clip."""
         if not isinstance(self._private, CLIENT_CLIP) or not real:
             return []
-        most = 1.01 * config.clip_norm + rounding_error(real[0], recorder.current)
         return [
             (reply, f"its update is {length / config.clip_norm:.3g} clip norms long, but clients must clip")
             for reply, length in zip(real, lengths, strict=True)
-            if length > most
+            if length > 1.01 * config.clip_norm + rounding_error(reply, recorder.current)
         ]
+
+    def _bypass_clip(self, check: CanaryCheck, config: _RoundConfig, real: list[Message], lengths: list[float]) -> bool:
+        """Whether canaries did not go through the clip that real clients' updates go through."""
+        clipped = isinstance(self._private, CLIENT_CLIP) and self.mode == "client" and self._scale > 1
+        return clipped and check.bypass_clip(real, lengths, clip_norm=config.clip_norm)
 
     def _replace_replies(self, recorder: Recorder, config: _RoundConfig, valid: list[Message]) -> dict[int, Message]:
         """Turn the replies of canary nodes into canaries; return them by canary."""
@@ -618,6 +665,35 @@ class AuditedStrategy(Strategy):
     def _weights(self, replies: list[Message]) -> list[float]:
         return [reply_weight(reply, self._weight_key) for reply in replies]
 
+    def _averaging_weights(self, replies: list[Message]) -> list[float]:
+        """The weights of the average: all equal where the strategy ignores the clients' own."""
+        return [1.0] * len(replies) if isinstance(self._innermost, DROPPING) else self._weights(replies)
+
+    @property
+    def _heaviest_weight(self) -> float:
+        """The largest contribution of a client to a round, over the one that the noise is sized for."""
+        weight = self._exposures.heaviest * ((self.noise_multiplier or 0.0) if self._exposures.in_noise else 1.0)
+        return weight if weight > 1 + SAME else 1.0
+
+    def _new_exposures(self) -> Exposures:
+        """Where a wrapper adds noise, one client's noise does not depend on its weight. With noise on clients it does."""
+        return Exposures(in_noise=self._private is not None and bool(self.noise_multiplier))
+
+    def _add_exposures(
+        self, averaged: list[Message], weights: list[float], canaries: dict[int, int], unit: float
+    ) -> None:
+        """Count a released round: each reply's part of the average, in `unit`. `canaries` are by the id of their reply."""
+        total = sum(weights)
+        real: dict[int, float] = {}
+        inserted: dict[int, float] = {}
+        for reply, weight in zip(averaged, weights, strict=True):
+            contribution = weight / total / unit if unit else math.inf
+            if id(reply) in canaries:
+                inserted[canaries[id(reply)]] = contribution
+            else:
+                real[reply.metadata.src_node_id] = contribution
+        self._exposures.add(real, inserted)
+
     def _largest_weight(self, valid: list[Message]) -> float | None:
         weights = self._weights(valid)
         return max(weights) if len(set(weights)) > 1 else None
@@ -705,7 +781,8 @@ class AuditedStrategy(Strategy):
         saved = None
         if self.audit.directory is not None:
             saved = load_checkpoint(self.audit.directory.path, recorded_rounds=self.audit.last_round)
-        done, arrays, state = saved or Checkpoint(0, initial, {})
+        done, arrays, state, seen = saved or Checkpoint(0, initial, {}, {})
+        self._exposures = Exposures.from_arrays(seen) if seen else self._new_exposures()
         self.audit.rewind_to(done)
         if done:
             logger.info("resuming after round %d", done)
@@ -730,7 +807,8 @@ class AuditedStrategy(Strategy):
             (model,) = self._round_config.messages[0].content.array_records.values()
         state = {} if self._private is None else {"clipping_norm": float(self._private.clipping_norm)}
         self.audit.flush(sync=True)  # a checkpoint must never be ahead of the audit, even after a power cut
-        save_checkpoint(self.audit.directory.path, self._recorder.number(server_round), model, state)
+        number, seen = self._recorder.number(server_round), self._exposures.to_arrays()
+        save_checkpoint(self.audit.directory.path, number, model, state, seen)
 
     def _with_accuracy(
         self, evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None]
