@@ -309,11 +309,11 @@ def refuse_most_dropped(round_replies: RoundReplies) -> None:
     if round_replies.lost <= len(round_replies.good):
         return
     why, count = Counter(each.why for each in round_replies.dropped).most_common(1)[0]
-    node = next(each.node for each in round_replies.dropped if each.why == why)
+    node = min(each.node for each in round_replies.dropped if each.why == why)
     raise ValueError(
         f"the audit would drop {round_replies.lost} of {round_replies.lost + len(round_replies.good)} replies in round "
-        f"{round_replies.round_number}, which would change the training, so it stops: {count} of them, the first of node "
-        f"{node}, because {why}. Mend this, or train without the audit"
+        f"{round_replies.round_number}, which would change the training, so it stops: {count} of them, such as that of "
+        f"node {node}, because {why}. Mend this, or train without the audit"
     )
 
 

@@ -37,6 +37,7 @@ from coalmine.integrations.flower.canary_clients import (
     mod_order,
     refuse_guessable,
 )
+from coalmine.integrations.flower.claims import read_claim
 from coalmine.integrations.flower.exposures import SAME, Exposures, participations_item, whole_run_claim
 from coalmine.integrations.flower.observer import Recorder, logger
 from coalmine.integrations.flower.replies import (
@@ -100,7 +101,7 @@ def audited(
     seed_file: Path | str | None = None,
     delta: float | None = None,
     directory: Path | str | None = None,
-    claim: Claim | float | None = None,
+    claim: Any = None,
     on_violation: OnViolation | None = None,
     audit: Audit | None = None,
     scale: float | None = None,
@@ -118,6 +119,10 @@ def audited(
     `unobserved`, `delta`, `directory`, `claim` and `on_violation` are those of `Audit`. Without a claim, `on_violation`
     watches the noise multiplier. An `audit` of your own replaces all of these settings and the model. You may give its
     `seed` too, to announce it. `mode`, `scale` and `settings` are those of AuditedStrategy.
+
+    A bare number as `claim` is the epsilon of one client over the whole run: of the node that took part most often, and
+    with the largest weight, as the server saw it. A PrivacyConfig of Flower, or an accountant with one, claims its
+    `max_epsilon`.
     """
     if not isinstance(strategy, Strategy):
         raise TypeError(f"strategy must be a strategy of flwr.serverapp, got {shown(strategy)}")
@@ -132,7 +137,7 @@ def audited(
         "directory": directory,
     }
     audit_settings |= {"seed": seed if audit is None else None, "seed_file": seed_file, "audit": audit}
-    audit_settings |= {"claim": claim, "on_violation": on_violation}
+    audit_settings |= {"claim": read_claim(claim, delta), "on_violation": on_violation}
     announced = seed if mode == "client" or audit is not None else None
     if seed_file is not None and seed is None and audit is None:
         refuse_guessable(read_seed(seed_file), f"seed file {seed_file}", f"make one with: coalmine seed {seed_file}")
@@ -175,9 +180,10 @@ class AuditedStrategy(Strategy):
     is rejected.
 
     `strategy.audit.finish` observes the final model. It takes `claim` and `task`, the name of the training task. The default
-    claim is that of the noise multiplier, for a client that takes part as often as the canaries did. If clients have
-    different weights, the claim is for the heaviest client. A claim with `sampling` is judged with Flower's own sampling,
-    unless canaries are extra replies or share a node.
+    claim is that of the noise multiplier. A claim that does not state participations is for the largest number of rounds in
+    which one node took part, or one canary if that is more. If clients have different weights, it is for the client that
+    contributed most. A claim with `sampling` is judged with Flower's own sampling, unless canaries are extra replies or
+    share a node. If a check would drop most replies of a round, the strategy raises a ValueError before it aggregates them.
     """
 
     def __init__(
@@ -360,7 +366,7 @@ class AuditedStrategy(Strategy):
             return self._user_noise
         return float(self._private.noise_multiplier)
 
-    def _finish(self, *, claim: Claim | float | None = None, task: str | None = None) -> AuditResult:
+    def _finish(self, *, claim: Any = None, task: str | None = None) -> AuditResult:
         if self._recorder is None:
             raise ValueError("there is nothing to finish: call start() first")
         explained = self._canary_reported or self._failures
@@ -373,6 +379,7 @@ class AuditedStrategy(Strategy):
             )
         if self._others_left_out is not None:
             self._warn(f"known-others was left out: {self._others_left_out}")
+        self._warn_of_adaptive_clip()
         claim, made = self._resolve_claim(claim)
         more: dict[str, Any] = self._seen_of_clients() | made
         spent = self._private.privacy_spent() if hasattr(self._private, "privacy_spent") else None
@@ -391,9 +398,10 @@ class AuditedStrategy(Strategy):
             **more,
         )
 
-    def _resolve_claim(self, claim: Claim | float | None) -> tuple[Claim | None, dict[str, Any]]:
+    def _resolve_claim(self, claim: Any) -> tuple[Claim | None, dict[str, Any]]:
         """The claim for what the server saw of clients, by default that of the noise multiplier, and its accountant."""
-        claim, noise = Claim.of(self.audit.claim if claim is None else claim), self.noise_multiplier
+        given = self.audit.claim if claim is None else claim
+        claim, noise = read_claim(given, self.audit.settings.delta), self.noise_multiplier
         if claim is not None or not noise:
             return whole_run_claim(claim, self.audit, self._exposures), {}
         times = self._exposures.participations(self.audit)
@@ -855,6 +863,17 @@ class AuditedStrategy(Strategy):
         if self.mode != "client" and isinstance(self._private, CLIENT_CLIP):
             self._warn(
                 f"mode {self.mode!r} bypasses the clients' clip, so the clip is not audited: use canary_mod on clients"
+            )
+
+    def _warn_of_adaptive_clip(self) -> None:
+        """Warn of how much canaries moved an adaptive clip norm, the one part of the training that they change."""
+        rounds = [item for item in self.audit.log.rounds() if item.participants]
+        share = max((item.present.size / item.participants for item in rounds if item.participants), default=0.0)
+        rate = getattr(self._private, "clip_norm_lr", None)
+        if rate is not None and share:
+            self._warn(
+                f"canaries count as clipped updates, up to {share:.0%} of a round's replies, so the adaptive clip norm is "
+                f"lower than without them, by at most {-math.expm1(-rate * share):.0%} more in each round"
             )
 
     def _log_dropped(self, dropped: list[DroppedReply]) -> None:
