@@ -509,9 +509,9 @@ def _judge_rung(name: str, groups: list[Scores], case: Case) -> Verdict:
 
 
 def _rung_facts(name: str, groups: list[Scores], case: Case) -> Verdict:
-    stated = stated_too_little(case) if name in KNOWN else None
-    if stated:  # no chance is involved, so it comes first
-        return stated
+    heavier = stated_too_little(case) if name in KNOWN and case.claim.sensitivity is not None else None
+    if heavier:  # canaries weigh less than the client of the claim, so what is stated says more than their scores
+        return heavier
     bound = _bound_above(groups, case)
     if bound:
         return bound
@@ -533,7 +533,7 @@ def _rung_facts(name: str, groups: list[Scores], case: Case) -> Verdict:
             claimed_noise=case.noise,
             measured_noise=1 / signal.beta,
         )
-    excess = _scanned(case) if name == "known-others" else None
+    excess = (_scanned(case) if name == "known-others" else None) or stated_too_little(case)
     if excess:
         return excess
     if name == "known-others" and case.others_wrong is not None:
