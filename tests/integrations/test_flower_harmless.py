@@ -275,6 +275,22 @@ def test_a_few_bad_replies_do_not_stop_the_training():
     assert sum("was dropped in 3 rounds" in note for note in result.notes) == 5
 
 
+def test_contested_canaries_do_not_stop_the_training():
+    """Half of the clients report honest canaries, so that these are dropped too: fewer than half could end every run."""
+
+    def client(message, context):
+        reply = app(message, context)
+        if context.node_id <= 6:
+            reply.content["coalmine"] = config(canary=context.node_id - 1)
+        return reply
+
+    app = client_app([canary_mod])
+    strategy = audited(server_side(14), audit=small_audit(), seed=SEED)
+    small_run(strategy, LoopGrid(client, nodes(REAL, 6)))
+    assert [line.round_number for line in strategy.dropped] == [1] * 12 + [2] * 12 + [3] * 12
+    assert strategy._exposures.nodes.times == {7: 3, 8: 3}
+
+
 def test_canaries_in_an_adaptive_clip_norm_are_counted_and_bounded():
     wrapper = WRAPPERS["server, adaptive"](fedavg(), COUNT)
     strategy = audited(wrapper, audit=small_audit(), seed=SEED)

@@ -56,6 +56,7 @@ class RoundReplies:
     failed: list[Message] = field(default_factory=list)
     dropped: list[DroppedReply] = field(default_factory=list)
     silent: int = 0  # number of nodes that sent nothing
+    contested: set[int] = field(default_factory=set)  # nodes that were dropped because another sent the same canary
 
     def drop(self, reply: Message, why: str) -> None:
         """Drop a reply, whether or not it was counted as good."""
@@ -296,6 +297,7 @@ class CanaryClaims:
         owner = self._owners.get(index)
         for reply, node in zip(replies, nodes, strict=True):
             if node != owner:
+                round_replies.contested.add(node)
                 others = ", ".join(str(each) for each in nodes if each != node)
                 round_replies.drop(
                     reply,
@@ -305,11 +307,15 @@ class CanaryClaims:
 
 
 def refuse_most_dropped(round_replies: RoundReplies) -> None:
-    """Stop if most replies of a round would be dropped: the rest would train another model than without the audit."""
-    if round_replies.lost <= len(round_replies.good):
+    """Stop if most replies of a round would be dropped: the rest would train another model than without the audit.
+
+    Contested canaries do not count: each hostile client could have an honest one dropped, and so end the training of all.
+    """
+    bad = [each for each in round_replies.dropped if each.node not in round_replies.contested]
+    if round_replies.lost - len(round_replies.contested) <= len(round_replies.good):
         return
-    why, count = Counter(each.why for each in round_replies.dropped).most_common(1)[0]
-    node = min(each.node for each in round_replies.dropped if each.why == why)
+    why, count = Counter(each.why for each in bad).most_common(1)[0]
+    node = min(each.node for each in bad if each.why == why)
     raise ValueError(
         f"the audit would drop {round_replies.lost} of {round_replies.lost + len(round_replies.good)} replies in round "
         f"{round_replies.round_number}, which would change the training, so it stops: {count} of them, such as that of "
