@@ -278,6 +278,19 @@ def test_light_clients_beside_heavy_canaries_are_not_refuted():
     assert strategy.audit.finish(claim=0.98 * max(mine, canary)).verdict.code == "stated"
 
 
+def test_a_round_without_noise_has_an_infinite_epsilon(tmp_path):
+    """The wrapper's noise is switched off before the last round."""
+    strategy = audited(server_side(REAL), audit=small_audit(directory=tmp_path), mode="extra")
+
+    def evaluate(server_round, arrays):
+        strategy.strategy.noise_multiplier = 0.0 if server_round == 2 else 1.0
+
+    small_run(strategy, LoopGrid(client_app(), nodes(canaries=0)), evaluate_fn=evaluate)
+    result = strategy.audit.finish(claim=100.0)
+    assert result.verdict.outcome == "VIOLATION", result.verdict.reason
+    assert json.loads((tmp_path / "result.json").read_text())["client_epsilon"] == "inf"
+
+
 def test_a_strategy_that_ignores_weights_is_not_refuted_by_them():
     wrapper = server_side(REAL, inner=FedMedian(fraction_evaluate=0.0))
     strategy = audited(wrapper, audit=small_audit(), mode="extra")

@@ -5,11 +5,12 @@ much. For a client with contributions c_t to rounds with noise of std σ_t, the 
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+from flwr.app import Message
 
 from coalmine.argument_checks import count_of
 from coalmine.audit.audit import Audit
@@ -80,6 +81,21 @@ class Exposures:
         self.canaries.add(canaries.keys(), canaries.values())
         self.heaviest = max(self.heaviest, *nodes.values(), *canaries.values(), 0.0)
 
+    def add_replies(
+        self, averaged: Sequence[Message], weights: Sequence[float], canaries: Mapping[int, Message], unit: float
+    ) -> None:
+        """Add a released round: each reply's part of the weighted average, in this unit; 0 is no noise at all."""
+        total, indices = sum(weights), {id(reply): index for index, reply in canaries.items()}
+        nodes: dict[int, float] = {}
+        inserted: dict[int, float] = {}
+        for reply, weight in zip(averaged, weights, strict=True):
+            contribution = weight / total / unit if unit else math.inf
+            if id(reply) in indices:
+                inserted[indices[id(reply)]] = contribution
+            else:
+                nodes[reply.metadata.src_node_id] = contribution
+        self.add(nodes, inserted)
+
     @property
     def largest(self) -> float:
         """The total contribution of the node or canary that contributed most."""
@@ -93,8 +109,28 @@ class Exposures:
         """The epsilon of the client that contributed most, under the stated noise; None if it is unknown."""
         if not noise or not self.largest or not (self.in_noise or equal_weights):
             return None
+        if math.isinf(self.largest):  # a round without any noise
+            return math.inf
         multiplier = (1.0 if self.in_noise else noise) / self.largest
         return float(mechanism_epsilon(multiplier, delta=audit.settings.delta))
+
+    def heaviest_weight(self, noise: float | None) -> float:
+        """The largest contribution to one round, over the one that the noise is sized for, or over a canary's."""
+        weight = self.heaviest * ((noise or 0.0) if self.in_noise else 1.0)
+        return weight if weight > 1 + SAME else 1.0
+
+    def entries(self, audit: Audit, noise: float | None, *, equal_weights: bool) -> dict[str, Any]:
+        """What the server saw of real clients: entries of the result, and a note; nothing without real clients."""
+        most = self.nodes.most
+        if not most:
+            return {}
+        entries: dict[str, Any] = {"client_participations": most}
+        note = f"a node took part in up to {most} of {count_of(self.rounds, 'round')}"
+        epsilon = self.epsilon(audit, noise, equal_weights=equal_weights)
+        if epsilon is not None:
+            entries["client_epsilon"] = epsilon
+            note += f": epsilon {epsilon:.3g} for the client that contributed most, under the stated noise"
+        return entries | {"notes": [note]}
 
     def to_arrays(self) -> dict[str, Any]:
         """Arrays for a checkpoint."""

@@ -1,5 +1,6 @@
 """The coverage of a Flower audit: the items that only the integration knows about, each with its reason."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ from flwr.serverapp.strategy import (
     DifferentialPrivacyServerSideFixedClipping,
 )
 
+from coalmine.audit.audit import Audit
 from coalmine.audit.coverage import AuditedItem
 
 SERVER_CLIP = (DifferentialPrivacyServerSideFixedClipping, DifferentialPrivacyServerSideAdaptiveClipping)
@@ -32,6 +34,20 @@ class WeightRatio:
         if canaries and min(canaries) > 0:
             self.rounds += 1
             self.to_lightest = max(self.to_lightest, max(weights) / min(canaries))
+
+
+def adaptive_clip_warning(audit: Audit, private: Any) -> str | None:
+    """How much canaries moved an adaptive clip norm, the one part of the training that they change; None if it is fixed."""
+    rate = getattr(private, "clip_norm_lr", None)
+    if rate is None:
+        return None
+    share = max((item.present.size / (item.participants or math.inf) for item in audit.log.rounds()), default=0.0)
+    if not share:
+        return None
+    return (
+        f"canaries count as clipped updates, up to {share:.0%} of a round's replies, so the adaptive clip norm is lower "
+        f"than without them, by at most {-math.expm1(-rate * share):.0%} more in each round"
+    )
 
 
 def clipping_item(mode: str, private: Any, scale: float) -> AuditedItem:

@@ -3,7 +3,6 @@
 `audited` returns one.
 """
 
-import math
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -16,14 +15,13 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Bulyan, FedAvg, FedMedian, FedTrimmedAvg, Krum, MultiKrum, QFedAvg, Result, Strategy
 
-from coalmine.argument_checks import count_of, shown
+from coalmine.argument_checks import shown
 from coalmine.audit.audit import Audit, OnViolation
 from coalmine.audit.claim import Claim
 from coalmine.audit.coverage import AuditedItem
 from coalmine.audit.pipeline_record import CLOSED_FORM
 from coalmine.audit.result import AuditResult
 from coalmine.audit.schedule import Indices
-from coalmine.estimators.mechanism import mechanism_epsilon
 from coalmine.integrations.flower.arrays import FrozenArrays, Layout, Row, as_record
 from coalmine.integrations.flower.canary_clients import (
     PREFIX,
@@ -37,8 +35,8 @@ from coalmine.integrations.flower.canary_clients import (
     mod_order,
     refuse_guessable,
 )
-from coalmine.integrations.flower.claims import read_claim
-from coalmine.integrations.flower.exposures import SAME, Exposures, participations_item, whole_run_claim
+from coalmine.integrations.flower.claims import read_claim, resolve_claim
+from coalmine.integrations.flower.exposures import Exposures, participations_item
 from coalmine.integrations.flower.observer import Recorder, logger
 from coalmine.integrations.flower.replies import (
     CanaryClaims,
@@ -56,6 +54,7 @@ from coalmine.integrations.flower.scope import (
     SAMPLER,
     SERVER_CLIP,
     WeightRatio,
+    adaptive_clip_warning,
     clipping_item,
     others_item,
     tensors_item,
@@ -314,7 +313,7 @@ class AuditedStrategy(Strategy):
         canary_share = float(np.mean(canary_weights)) / sum(weights) if canary_weights else 1 / max(len(averaged), 1)
         if released:
             unit = (noise or 0.0) / divisor if self._exposures.in_noise else canary_share
-            self._add_exposures(averaged, weights, {id(reply): index for index, reply in canaries.items()}, unit)
+            self._exposures.add_replies(averaged, weights, canaries, unit)
         recorder.observe(
             server_round,
             arrays,
@@ -379,49 +378,30 @@ class AuditedStrategy(Strategy):
             )
         if self._others_left_out is not None:
             self._warn(f"known-others was left out: {self._others_left_out}")
-        self._warn_of_adaptive_clip()
-        claim, made = self._resolve_claim(claim)
-        more: dict[str, Any] = self._seen_of_clients() | made
+        adaptive = adaptive_clip_warning(self.audit, self._private)
+        if adaptive is not None:
+            self._warn(adaptive)
+        noise, seen = self.noise_multiplier, self._exposures
+        more: dict[str, Any] = seen.entries(self.audit, noise, equal_weights=not self._weights_differ)
+        given = self.audit.claim if claim is None else claim
+        if given is None and noise:
+            more["claimed_by"] = CLOSED_FORM
+        claim = resolve_claim(given, self.audit, seen, noise)
         spent = self._private.privacy_spent() if hasattr(self._private, "privacy_spent") else None
         if spent is not None:
             more["accounted_epsilon"] = float(spent.epsilon)
             logger.info("Flower's accountant: epsilon %.4g at delta %g", spent.epsilon, spent.delta)
         return self._recorder.finish(
             claim,
-            noise_multiplier=self.noise_multiplier,
+            noise_multiplier=noise,
             task=task,
-            weight=self._heaviest_weight if claim is not None and claim.amplified else 1.0,
+            weight=seen.heaviest_weight(noise) if claim is not None and claim.amplified else 1.0,
             sampler_observed=self._observes_sampler,
             audited=self.audited_items(claim),
             pipeline=self._pipeline(),
             warnings=[*self._warned, *describe_dropped(self.dropped)],
             **more,
         )
-
-    def _resolve_claim(self, claim: Any) -> tuple[Claim | None, dict[str, Any]]:
-        """The claim for what the server saw of clients, by default that of the noise multiplier, and its accountant."""
-        given = self.audit.claim if claim is None else claim
-        claim, noise = read_claim(given, self.audit.settings.delta), self.noise_multiplier
-        if claim is not None or not noise:
-            return whole_run_claim(claim, self.audit, self._exposures), {}
-        times = self._exposures.participations(self.audit)
-        epsilon = float(mechanism_epsilon(noise, delta=self.audit.settings.delta, participations=times))
-        stated = Claim(epsilon, participations=times)
-        return whole_run_claim(stated, self.audit, self._exposures), {"claimed_by": CLOSED_FORM}
-
-    def _seen_of_clients(self) -> dict[str, Any]:
-        """What the server saw of real clients: entries of the result, and a note."""
-        seen = self._exposures
-        most = seen.nodes.most
-        if not most:
-            return {}
-        entries: dict[str, Any] = {"client_participations": most}
-        note = f"a node took part in up to {most} of {count_of(seen.rounds, 'round')}"
-        epsilon = seen.epsilon(self.audit, self.noise_multiplier, equal_weights=not self._weights_differ)
-        if epsilon is not None:
-            entries["client_epsilon"] = epsilon
-            note += f": epsilon {epsilon:.3g} for the client that contributed most, under the stated noise"
-        return entries | {"notes": [note]}
 
     def _pipeline(self) -> dict[str, Any]:
         """Facts about the pipeline, if Flower's own wrapper adds the noise."""
@@ -677,30 +657,9 @@ class AuditedStrategy(Strategy):
         """The weights of the average: all equal where the strategy ignores the clients' own."""
         return [1.0] * len(replies) if isinstance(self._innermost, DROPPING) else self._weights(replies)
 
-    @property
-    def _heaviest_weight(self) -> float:
-        """The largest contribution of a client to a round, over the one that the noise is sized for."""
-        weight = self._exposures.heaviest * ((self.noise_multiplier or 0.0) if self._exposures.in_noise else 1.0)
-        return weight if weight > 1 + SAME else 1.0
-
     def _new_exposures(self) -> Exposures:
         """Where a wrapper adds noise, one client's noise does not depend on its weight. With noise on clients it does."""
         return Exposures(in_noise=self._private is not None and bool(self.noise_multiplier))
-
-    def _add_exposures(
-        self, averaged: list[Message], weights: list[float], canaries: dict[int, int], unit: float
-    ) -> None:
-        """Count a released round: each reply's part of the average, in `unit`. `canaries` are by the id of their reply."""
-        total = sum(weights)
-        real: dict[int, float] = {}
-        inserted: dict[int, float] = {}
-        for reply, weight in zip(averaged, weights, strict=True):
-            contribution = weight / total / unit if unit else math.inf
-            if id(reply) in canaries:
-                inserted[canaries[id(reply)]] = contribution
-            else:
-                real[reply.metadata.src_node_id] = contribution
-        self._exposures.add(real, inserted)
 
     def _largest_weight(self, valid: list[Message]) -> float | None:
         weights = self._weights(valid)
@@ -863,17 +822,6 @@ class AuditedStrategy(Strategy):
         if self.mode != "client" and isinstance(self._private, CLIENT_CLIP):
             self._warn(
                 f"mode {self.mode!r} bypasses the clients' clip, so the clip is not audited: use canary_mod on clients"
-            )
-
-    def _warn_of_adaptive_clip(self) -> None:
-        """Warn of how much canaries moved an adaptive clip norm, the one part of the training that they change."""
-        rounds = [item for item in self.audit.log.rounds() if item.participants]
-        share = max((item.present.size / item.participants for item in rounds if item.participants), default=0.0)
-        rate = getattr(self._private, "clip_norm_lr", None)
-        if rate is not None and share:
-            self._warn(
-                f"canaries count as clipped updates, up to {share:.0%} of a round's replies, so the adaptive clip norm is "
-                f"lower than without them, by at most {-math.expm1(-rate * share):.0%} more in each round"
             )
 
     def _log_dropped(self, dropped: list[DroppedReply]) -> None:
