@@ -286,7 +286,9 @@ def test_weights_before_a_restart_are_remembered(tmp_path):
     audit.directory.close()
     _, strategy = start(2, lambda node: 10)
     assert item(strategy, "weights").status == "not checked"
-    assert strategy.audit.finish().claim.sensitivity == pytest.approx(20 * np.sqrt(2))
+    heavy_round = 200 / (2 * 200 + 18 * 10) * 20  # a heavy client's part of round 1, over that of equal weights
+    truth = mechanism_epsilon(1 / np.hypot(heavy_round, 1), delta=1e-5)
+    assert strategy.audit.finish().verdict.epsilon == pytest.approx(truth)
 
 
 def test_the_sampler_is_never_checked():
@@ -299,9 +301,9 @@ def test_the_result_lists_every_item(monkeypatch):
     monkeypatch.setattr(audit, "result", lambda **options: (items.extend(options["audited"]), result(**options))[1])
     strategy = audited(server_side(REAL), audit=audit, mode="extra")
     small_run(strategy, LoopGrid(client_app(), nodes(canaries=0)))
-    strategy.audit.finish()
-    assert items == strategy.audited_items()
-    assert {found.name for found in items} == {"clipping", "weights", "others", "tensors", "sampler"}
+    claim = strategy.audit.finish().claim
+    assert items == strategy.audited_items(claim)
+    assert {found.name for found in items} == {"clipping", "weights", "others", "tensors", "participations", "sampler"}
 
 
 def test_an_observer_lists_what_it_cannot_check(monkeypatch):

@@ -266,17 +266,18 @@ def test_error_replies_name_the_node_on_one_line(caplog):
     assert result.verdict.outcome != "VIOLATION"
 
 
-def test_rounds_without_a_good_reply_are_skipped():
-    """Adaptive clipping would divide by the number of replies, 0."""
+def test_a_round_without_a_good_reply_stops_the_run():
+    """Adaptive clipping would divide by the number of replies, 0. Without the audit, Flower would use the reply."""
     wrapper = DifferentialPrivacyServerSideAdaptiveClipping(fedavg(), 1.0, 1, clipped_count_stddev=1.0)
     strategy = audited(wrapper, audit=small_audit(), mode="extra")
     grid = hostile_grid(with_weight(-1), node=1, canaries=0)
     grid.contexts = {1: grid.contexts[1]}
     wrapper.strategy.min_train_nodes = wrapper.strategy.min_available_nodes = 1
-    small_run(strategy, grid)
-    assert [each.node for each in strategy.dropped] == [1, 1, 1]
-    with pytest.raises(ValueError, match=r"every round was skipped \(3 of 3\)"):
-        strategy.audit.finish()
+    with pytest.raises(
+        ValueError, match=r"would drop 1 of 1 replies in round 1, .*'num-examples' must be finite and above 0"
+    ):
+        small_run(strategy, grid)
+    assert [each.node for each in strategy.dropped] == [1]
 
 
 def test_with_an_accountant_replies_of_a_different_weight_are_dropped():

@@ -73,7 +73,7 @@ def test_a_deployment_survives_a_node_killed_in_mid_round(tmp_path):
         flower.stop_run(home)
         first.wait(200)
         assert not (home / "result.json").exists()
-        done, _, _ = load_checkpoint(home)
+        done = load_checkpoint(home).round_number
         before = flower.log("second").count("Receiving: train message")
 
         resumed = flower.run(num_rounds=done + 2, **settings)

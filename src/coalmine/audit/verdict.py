@@ -580,6 +580,9 @@ def _judge_rung(name: str, groups: list[Scores], case: Case) -> Verdict:
 
 
 def _rung_facts(name: str, groups: list[Scores], case: Case) -> Verdict:
+    heavier = stated_too_little(case) if name in KNOWN and case.claim.sensitivity is not None else None
+    if heavier:  # canaries weigh less than the client of the claim, so what is stated says more than their scores
+        return heavier
     bound = _bound_above(groups, case)
     if bound:
         return bound
@@ -677,9 +680,14 @@ def _scanned(case: Case) -> Verdict | None:
 
 
 def stated_too_little(case: Case) -> Verdict | None:
-    """VIOLATION if the rounds themselves state less noise than the claim needs."""
+    """VIOLATION if the rounds themselves state less noise than the claim needs.
+
+    A claim with participations and a sensitivity is for a client that contributes more to these rounds than a canary.
+    """
     stated = case.evidence.stated
-    if stated is None or not stated.exact or case.claim.sensitivity is not None or case.times is None:
+    if stated is None or not stated.exact or case.times is None:
+        return None
+    if case.claim.sensitivity is not None and (case.claim.participations is None or case.evidence.correlated):
         return None
     weakest = stated.weakest(case.times)
     epsilon = case.composed(1 / stated.multipliers) if not case.evidence.correlated else case.implied(weakest)

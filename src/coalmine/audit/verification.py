@@ -261,7 +261,8 @@ def _schedule(known: _Evidence) -> Check:
         return Check("schedule", True, "the canaries took part in the rounds that the seed gives them")
     items = known.stored.get("audited")
     item = items.get("participations") if isinstance(items, dict) else None
-    counted = isinstance(item, dict) and item.get("status") == "checked"
+    facts = item if isinstance(item, dict) else {}
+    counted = facts.get("status") == "checked" and facts.get("source", "audit") == "audit"  # not what the pipeline saw
     detail = f"in {len(wrong)} rounds, first in round {wrong[0]}, other canaries took part than the seed says"
     if counted:
         return Check("schedule", False, f"{detail}, though the result counts on the audit's own schedule")

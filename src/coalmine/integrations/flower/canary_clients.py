@@ -24,8 +24,12 @@ if TYPE_CHECKING:
 
 PREFIX = "coalmine-"
 REPLY = "coalmine"  # the record in a reply that holds the canary's number
+BYPASSED = "bypassed"  # its entry with the name of a mod that this canary did not go through
+PROTECTING = ("fixedclipping_mod", "adaptiveclipping_mod", "LocalDpMod", "secagg_mod", "secaggplus_mod")  # Flower's
 ASSIGNED = "audit/nodes.json"
 STRONG = "must be hard to guess, got a number below 2^64 or fewer than 8 bytes"
+CHAINED = "make_ffn.<locals>"  # where Flower makes a chain of mods
+LONGEST_CHAIN = 100
 PART = re.compile(r"\s*(\d{1,9})\s*(?:-\s*(\d{1,9})\s*)?")
 Nodes = float | Mapping[int, int | Iterable[int]]
 
@@ -43,6 +47,9 @@ def canary_mod(message: Message, context: Context, call_next: "ClientAppCallable
     index = announcement.index_of(config, context.node_config)
     if index is None:
         return call_next(message, context)
+    bypassed = bypassed_mod(call_next)
+    if bypassed is not None and announcement.round_number is None:  # an Observer cannot drop the reply
+        raise ValueError(mod_order(bypassed))
     (received,) = message.content.array_records.values()
     layout = Layout.of(received, announcement.left_out)
     if layout.dim != announcement.dim:
@@ -56,7 +63,31 @@ def canary_mod(message: Message, context: Context, call_next: "ClientAppCallable
     (name,) = reply.content.array_records
     reply.content[name] = sent
     reply.content[REPLY] = ConfigRecord({"canary": index})
+    if bypassed is not None:
+        reply.content.config_records[REPLY][BYPASSED] = bypassed
     return reply
+
+
+def bypassed_mod(call_next: "ClientAppCallable") -> str | None:
+    """The name of a mod of Flower's after this one that changes updates; None if there is none, or nothing shows it.
+
+    Flower calls each mod from a closure over the mod and the rest of the chain.
+    """
+    chain: list[Any] = [call_next]
+    for link in chain:  # grows
+        name = getattr(link, "__name__", type(link).__name__)
+        if name in PROTECTING:
+            return str(name)
+        cells = getattr(link, "__closure__", None) or ()
+        held = [cell.cell_contents for cell in cells if CHAINED in getattr(link, "__qualname__", "")]
+        chain += [inner for inner in held if callable(inner) and len(chain) < LONGEST_CHAIN]
+    return None
+
+
+def mod_order(bypassed: str | None = None) -> str:
+    """What is wrong, and the right order, if canaries do not go through a mod; by default one that clips."""
+    name, mod = ("the clients' clip", "...") if bypassed is None else (bypassed, bypassed)
+    return f"canary_mod must be last in mods, or canaries bypass {name}: mods=[{mod}, canary_mod]"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,7 @@ A bad reply is dropped. The log, the metrics of its round and the result's warni
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,10 +14,11 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
 from coalmine.argument_checks import shown
 from coalmine.integrations.flower.arrays import array_values
-from coalmine.integrations.flower.canary_clients import REPLY, Designation
+from coalmine.integrations.flower.canary_clients import BYPASSED, REPLY, Designation, mod_order
 
 UNEQUAL = 1000.0  # a weight this many times above or below the round's median is implausible
 LARGEST_SQUARE = 1e30  # squared length of an array: longer ones could overflow in single precision
+LONGEST_FLOAT = 8  # bytes
 LARGEST_WHOLE = 2**63  # a larger metric cannot be sent, and beyond 1e308 it does not fit a float
 NAMED_NODES, NAMED_ROUNDS = 20, 5  # most that the result's warnings list
 LONGEST = 160  # characters of a reason
@@ -55,6 +56,7 @@ class RoundReplies:
     failed: list[Message] = field(default_factory=list)
     dropped: list[DroppedReply] = field(default_factory=list)
     silent: int = 0  # number of nodes that sent nothing
+    contested: set[int] = field(default_factory=set)  # nodes that were dropped because another sent the same canary
 
     def drop(self, reply: Message, why: str) -> None:
         """Drop a reply, whether or not it was counted as good."""
@@ -77,11 +79,13 @@ def sort_replies(
     weight_key: str,
     uniform: bool,
     equal_weights: bool = False,
+    buffers: Collection[str] = (),
 ) -> RoundReplies:
     """The replies to a round's messages, sorted into good, failed and bad ones.
 
-    `model` is the model in the messages, None if replies have no arrays. With `uniform` all replies must have the same
-    records and metrics, as FedAvg demands. With `equal_weights` they must also have the same weight. The majority decides.
+    `model` is the model in the messages, None if replies have no arrays. Its `buffers` held whole numbers at first. With
+    `uniform` all replies must have the same records and metrics, as FedAvg demands. With `equal_weights` they must also
+    have the same weight. The majority decides.
     """
     sampled = frozenset(message.metadata.dst_node_id for message in messages)
     ids = {message.metadata.message_id for message in messages}
@@ -103,7 +107,7 @@ def sort_replies(
             if not reply.has_content():
                 raise BadReplyError("it holds neither content nor an error")
             if model is not None:
-                check_arrays(reply.content, model)
+                check_arrays(reply.content, model, buffers)
             check_metrics(reply.content, weight_key)
         except BadReplyError as error:
             round_replies.drop(reply, str(error))
@@ -119,10 +123,12 @@ def sort_replies(
     return round_replies
 
 
-def check_arrays(content: RecordDict, model: Mapping[str, Array]) -> None:
+def check_arrays(content: RecordDict, model: Mapping[str, Array], buffers: Collection[str] = ()) -> None:
     """Reject a reply whose arrays differ from the model's in name or shape, or hold unusable numbers.
 
-    Arrays in another order are sorted into the model's order, by which Flower clips them.
+    Any precision up to double will do: FedAdam turns the model into double precision, and clients keep their own. `buffers`
+    may hold whole numbers, although averaging has turned the server's into fractions. Arrays in another order are sorted
+    into the model's order, by which Flower clips them.
     """
     records = content.array_records
     if len(records) != 1:
@@ -133,12 +139,12 @@ def check_arrays(content: RecordDict, model: Mapping[str, Array]) -> None:
         difference = f"lacks {shown(missing[0])}" if missing else f"holds {shown(more[0])}"
         raise BadReplyError(f"it must hold the model's arrays, but it {difference}")
     for name, array in record.items():
-        _check_array(name, array, model[name])
+        _check_array(name, array, model[name], whole=name in buffers)
     if list(record) != list(model):
         content[key] = ArrayRecord({name: record[name] for name in model})
 
 
-def _check_array(name: str, array: Array, sent: Array) -> None:
+def _check_array(name: str, array: Array, sent: Array, *, whole: bool) -> None:
     expected = array_values(sent)
     try:
         if array.stype != sent.stype:
@@ -150,11 +156,11 @@ def _check_array(name: str, array: Array, sent: Array) -> None:
         raise BadReplyError(f"array {name!r} cannot be read ({type(error).__name__})") from None
     if not isinstance(values, np.ndarray):
         raise BadReplyError(f"array {name!r} cannot be read (it is an archive)")
-    kinds = expected.dtype.kind if expected.dtype.kind in "fV" else "biuf"  # noise turns integer buffers into fractions
-    if values.dtype.kind not in kinds:
-        raise BadReplyError(f"array {name!r} must hold {expected.dtype}, got {shown(str(values.dtype))}")
-    if values.dtype.kind == "f" and not min(expected.dtype.itemsize, 8) <= values.dtype.itemsize <= 8:
-        raise BadReplyError(f"array {name!r} must hold {expected.dtype}, got {values.dtype}")
+    whole = whole or expected.dtype.kind not in "fV"
+    right = values.dtype.kind in ("biuf" if whole else expected.dtype.kind)
+    if not right or (values.dtype.kind == "f" and values.dtype.itemsize > LONGEST_FLOAT):
+        wanted = "numbers" if whole else "floating-point numbers" if expected.dtype.kind == "f" else str(expected.dtype)
+        raise BadReplyError(f"array {name!r} must hold {wanted} of at most 64 bits, got {shown(str(values.dtype))}")
     if values.shape != expected.shape:
         raise BadReplyError(f"array {name!r} must have shape {expected.shape}, got {values.shape}")
     if values.dtype.kind == "V":
@@ -270,7 +276,11 @@ class CanaryClaims:
 
     def _reported_index(self, reply: Message, round_number: int) -> int:
         record = reply.content[REPLY]
-        index = record.get("canary") if isinstance(record, ConfigRecord) and len(record) == 1 else None
+        entries = dict(record) if isinstance(record, ConfigRecord) else {}
+        bypassed = entries.pop(BYPASSED, None)
+        if isinstance(bypassed, str):
+            raise BadReplyError(mod_order(printable(bypassed, LONGEST // 4)))
+        index = entries.get("canary") if len(entries) == 1 else None
         if type(index) is not int or not 0 <= index < self._canaries:
             got = shown(dict(record)) if isinstance(record, ConfigRecord) else type(record).__name__
             raise BadReplyError(f"it must name one canary in 0..{self._canaries - 1}, got {got}")
@@ -287,12 +297,30 @@ class CanaryClaims:
         owner = self._owners.get(index)
         for reply, node in zip(replies, nodes, strict=True):
             if node != owner:
+                round_replies.contested.add(node)
                 others = ", ".join(str(each) for each in nodes if each != node)
                 round_replies.drop(
                     reply,
                     f"node {others} also sent canary {index} in this round: each node needs its own canary-id",
                 )
         return [reply for reply, node in zip(replies, nodes, strict=True) if node == owner]
+
+
+def refuse_most_dropped(round_replies: RoundReplies) -> None:
+    """Stop if most replies of a round would be dropped: the rest would train another model than without the audit.
+
+    Contested canaries do not count: each hostile client could have an honest one dropped, and so end the training of all.
+    """
+    bad = [each for each in round_replies.dropped if each.node not in round_replies.contested]
+    if round_replies.lost - len(round_replies.contested) <= len(round_replies.good):
+        return
+    why, count = Counter(each.why for each in bad).most_common(1)[0]
+    node = min(each.node for each in bad if each.why == why)
+    raise ValueError(
+        f"the audit would drop {round_replies.lost} of {round_replies.lost + len(round_replies.good)} replies in round "
+        f"{round_replies.round_number}, which would change the training, so it stops: {count} of them, such as that of "
+        f"node {node}, because {why}. Mend this, or train without the audit"
+    )
 
 
 def describe_dropped(dropped: Sequence[DroppedReply]) -> list[str]:

@@ -1,5 +1,6 @@
 """The coverage of a Flower audit: the items that only the integration knows about, each with its reason."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ from flwr.serverapp.strategy import (
     DifferentialPrivacyServerSideFixedClipping,
 )
 
+from coalmine.audit.audit import Audit
 from coalmine.audit.coverage import AuditedItem
 
 SERVER_CLIP = (DifferentialPrivacyServerSideFixedClipping, DifferentialPrivacyServerSideAdaptiveClipping)
@@ -21,19 +23,31 @@ UNKNOWN_TO_OBSERVER = "the observer sees models only, not the clients' updates"
 
 
 class WeightRatio:
-    """The weight of a round's heaviest client over its canaries' weights: the largest ratios over all rounds."""
+    """The weight of a round's heaviest client over that of its lightest canary: the largest ratio over all rounds."""
 
     def __init__(self) -> None:
         self.rounds = 0  # rounds with canaries
-        self.to_lightest = 1.0  # ratio to the lightest canary
-        self.to_heaviest = 1.0  # ratio to the heaviest canary
+        self.to_lightest = 1.0
 
     def add(self, weights: Sequence[float], canaries: Sequence[float]) -> None:
         """Add a round: the weights of all replies, and those of its canaries."""
         if canaries and min(canaries) > 0:
             self.rounds += 1
             self.to_lightest = max(self.to_lightest, max(weights) / min(canaries))
-            self.to_heaviest = max(self.to_heaviest, max(weights) / max(canaries))
+
+
+def adaptive_clip_warning(audit: Audit, private: Any) -> str | None:
+    """How much canaries moved an adaptive clip norm, the one part of the training that they change; None if it is fixed."""
+    rate = getattr(private, "clip_norm_lr", None)
+    if rate is None:
+        return None
+    share = max((item.present.size / (item.participants or math.inf) for item in audit.log.rounds()), default=0.0)
+    if not share:
+        return None
+    return (
+        f"canaries count as clipped updates, up to {share:.0%} of a round's replies, so the adaptive clip norm is lower "
+        f"than without them, by at most {-math.expm1(-rate * share):.0%} more in each round"
+    )
 
 
 def clipping_item(mode: str, private: Any, scale: float) -> AuditedItem:

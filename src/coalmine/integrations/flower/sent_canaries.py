@@ -23,6 +23,10 @@ SUM_ERROR = 0.3  # of one canary's length: if the sum is off by more, each canar
 ROUNDING = 8.0  # rounding error of an update, in steps of the replies' precision, relative to the model
 STDS, SCREENED_STDS = 6.0, 4.0  # thresholds, in standard deviations of chance
 FEWEST = 3  # canaries that are needed for a majority
+UNCLIPPED = 1.5  # canaries longer than this many clip norms were not clipped
+AT_CLIP = 1e-3  # relative difference to the clip norm allowed for an update that was clipped
+FEWEST_CLIPPED = 2  # real updates of the clip norm's length that show that clients clip
+COARSE = 0.02  # of the clip norm: if updates are rounded by more, their length does not show a clip
 HOLDS_CANARIES = 0.05  # a real update holds canaries if its cosine with their sum is above this
 
 
@@ -32,6 +36,7 @@ class CanaryCheck:
     def __init__(self, audit: Audit, layout: Layout, current: Row) -> None:
         self._audit, self._layout, self._current = audit, layout, current
         self._sum: tuple[list[int], Row] | None = None
+        self.length = 0.0  # mean length of the canaries that were compared last
 
     def wrong_canaries(
         self, canaries: Mapping[int, Message], *, clip_norm: float, scale: float, noisy: bool
@@ -48,8 +53,9 @@ class CanaryCheck:
         for index in indices:
             self._update_into(update, canaries[index])
             summed += update
-        rounding = rounding_error(canaries[indices[0]], current)
+        rounding = max(rounding_error(canaries[index], current) for index in indices)
         along, rest = _parts(summed, self._sum_of(indices))
+        self.length = along
         most = LONGEST * scale * clip_norm + rounding
         if SHORTEST * clip_norm <= along <= most and rest <= SUM_ERROR * along + rounding * math.sqrt(len(indices)):
             return {}
@@ -81,6 +87,19 @@ class CanaryCheck:
             if float(np.vdot(update, unit)) > max(HOLDS_CANARIES, STDS * chance) * _length(update):
                 holding.append(reply)
         return holding if 2 * len(holding) <= len(real) or len(real) == 1 else []
+
+    def bypass_clip(self, real: Sequence[Message], lengths: Sequence[float], *, clip_norm: float) -> bool:
+        """Whether canaries are longer than the clip norm although the real clients clip.
+
+        Real updates with the clip norm's own length were clipped. Without any, nothing shows that clients clip.
+        """
+        rounding = [rounding_error(reply, self._current) for reply in real]
+        if self.length <= UNCLIPPED * clip_norm or max(rounding, default=0.0) > COARSE * clip_norm:
+            return False
+        pairs = list(zip(lengths, rounding, strict=True))
+        at_clip = sum(abs(length - clip_norm) <= AT_CLIP * clip_norm + error for length, error in pairs)
+        longer = sum(length > (1 + AT_CLIP) * clip_norm + error for length, error in pairs)
+        return at_clip >= FEWEST_CLIPPED and not longer
 
     def _sum_of(self, indices: list[int]) -> Row:
         """The sum of canaries. An audit caches its last sum; one with layers needs it again to measure a round's noise.

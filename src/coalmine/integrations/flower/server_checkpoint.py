@@ -1,4 +1,4 @@
-"""Checkpoints of a server: the global model after a round and a few numbers of the strategy; the last two are kept."""
+"""Checkpoints of a server: the model after a round, the strategy's numbers, what was seen of clients; two are kept."""
 
 import io
 import logging
@@ -26,16 +26,23 @@ class Checkpoint(NamedTuple):
     round_number: int
     model: ArrayRecord
     state: dict[str, float]
+    seen: dict[str, Any]  # arrays of `Exposures`; empty in a checkpoint of an earlier version
 
 
-def save_checkpoint(directory: Path, round_number: int, model: Mapping[str, Array], state: Mapping[str, float]) -> None:
+def save_checkpoint(
+    directory: Path,
+    round_number: int,
+    model: Mapping[str, Array],
+    state: Mapping[str, float],
+    seen: Mapping[str, Any],
+) -> None:
     """Save the model after a round atomically. The existing checkpoint becomes the previous one."""
     numbers = {"round": np.int64(round_number)} | {f"state/{name}": np.float64(value) for name, value in state.items()}
     content = io.BytesIO()
     with zipfile.ZipFile(content, "w") as archive:  # like np.savez, but Flower's arrays are already in numpy's format
         for name, array in model.items():
             archive.writestr(f"model/{name}.npy", array.data)
-        for name, value in numbers.items():
+        for name, value in (numbers | {f"seen/{name}": rows for name, rows in seen.items()}).items():
             archive.writestr(f"{name}.npy", Array(np.asarray(value)).data)
     write_atomically(directory / NAME, content.getvalue(), keep=directory / PREVIOUS)
 
@@ -57,6 +64,7 @@ def _read(path: Path) -> Checkpoint:
             arrays: dict[str, Any] = dict(saved)
         model = {name.removeprefix("model/"): Array(arrays[name]) for name in arrays if name.startswith("model/")}
         state = {name.removeprefix("state/"): float(arrays[name]) for name in arrays if name.startswith("state/")}
-        return Checkpoint(int(arrays["round"]), ArrayRecord(model), state)
+        seen = {name.removeprefix("seen/"): arrays[name] for name in arrays if name.startswith("seen/")}
+        return Checkpoint(int(arrays["round"]), ArrayRecord(model), state, seen)
     except DAMAGED as error:
         raise ValueError(f"{path} is not a checkpoint ({error}); remove it to train from round 1") from None

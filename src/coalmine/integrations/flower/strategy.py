@@ -19,6 +19,7 @@ from coalmine.argument_checks import shown
 from coalmine.audit.audit import Audit, OnViolation
 from coalmine.audit.claim import Claim
 from coalmine.audit.coverage import AuditedItem
+from coalmine.audit.pipeline_record import CLOSED_FORM
 from coalmine.audit.result import AuditResult
 from coalmine.audit.schedule import Indices
 from coalmine.integrations.flower.arrays import FrozenArrays, Layout, Row, as_record
@@ -31,8 +32,11 @@ from coalmine.integrations.flower.canary_clients import (
     Nodes,
     checked_partitions,
     checked_seed,
+    mod_order,
     refuse_guessable,
 )
+from coalmine.integrations.flower.claims import read_claim, resolve_claim
+from coalmine.integrations.flower.exposures import Exposures, participations_item
 from coalmine.integrations.flower.observer import Recorder, logger
 from coalmine.integrations.flower.replies import (
     CanaryClaims,
@@ -41,6 +45,7 @@ from coalmine.integrations.flower.replies import (
     copy_config,
     describe_dropped,
     printable,
+    refuse_most_dropped,
     reply_weight,
     sort_replies,
 )
@@ -49,6 +54,7 @@ from coalmine.integrations.flower.scope import (
     SAMPLER,
     SERVER_CLIP,
     WeightRatio,
+    adaptive_clip_warning,
     clipping_item,
     others_item,
     tensors_item,
@@ -94,7 +100,7 @@ def audited(
     seed_file: Path | str | None = None,
     delta: float | None = None,
     directory: Path | str | None = None,
-    claim: Claim | float | None = None,
+    claim: Any = None,
     on_violation: OnViolation | None = None,
     audit: Audit | None = None,
     scale: float | None = None,
@@ -112,6 +118,10 @@ def audited(
     `unobserved`, `delta`, `directory`, `claim` and `on_violation` are those of `Audit`. Without a claim, `on_violation`
     watches the noise multiplier. An `audit` of your own replaces all of these settings and the model. You may give its
     `seed` too, to announce it. `mode`, `scale` and `settings` are those of AuditedStrategy.
+
+    A bare number as `claim` is the epsilon of one client over the whole run: of the node that took part most often, and
+    with the largest weight, as the server saw it. A PrivacyConfig of Flower, or an accountant with one, claims its
+    `max_epsilon`.
     """
     if not isinstance(strategy, Strategy):
         raise TypeError(f"strategy must be a strategy of flwr.serverapp, got {shown(strategy)}")
@@ -126,7 +136,7 @@ def audited(
         "directory": directory,
     }
     audit_settings |= {"seed": seed if audit is None else None, "seed_file": seed_file, "audit": audit}
-    audit_settings |= {"claim": claim, "on_violation": on_violation}
+    audit_settings |= {"claim": read_claim(claim, delta), "on_violation": on_violation}
     announced = seed if mode == "client" or audit is not None else None
     if seed_file is not None and seed is None and audit is None:
         refuse_guessable(read_seed(seed_file), f"seed file {seed_file}", f"make one with: coalmine seed {seed_file}")
@@ -169,9 +179,10 @@ class AuditedStrategy(Strategy):
     is rejected.
 
     `strategy.audit.finish` observes the final model. It takes `claim` and `task`, the name of the training task. The default
-    claim is that of the noise multiplier, for a client that takes part as often as the canaries did. If clients have
-    different weights, the claim is for the heaviest client. A claim with `sampling` is judged with Flower's own sampling,
-    unless canaries are extra replies or share a node.
+    claim is that of the noise multiplier. A claim that does not state participations is for the largest number of rounds in
+    which one node took part, or one canary if that is more. If clients have different weights, it is for the client that
+    contributed most. A claim with `sampling` is judged with Flower's own sampling, unless canaries are extra replies or
+    share a node. If a check would drop most replies of a round, the strategy raises a ValueError before it aggregates them.
     """
 
     def __init__(
@@ -224,6 +235,7 @@ class AuditedStrategy(Strategy):
         self._failures: set[str] = set()  # reasons of failed replies
         self._weights_differ = False  # whether a warning has said so
         self._ratio = WeightRatio()
+        self._exposures = self._new_exposures()
         self._frozen: FrozenArrays | None = None
         self._check_strategy()
         audit.finish_with(self._finish)
@@ -281,23 +293,27 @@ class AuditedStrategy(Strategy):
         sorted_replies = self._sort_train_replies(replies, config)
         self._warn_of_failures(recorder, config, sorted_replies.failed)
         canaries, others = self._examine(recorder, config, sorted_replies)
+        self._log_dropped(sorted_replies.dropped)
+        refuse_most_dropped(sorted_replies)
         valid, failed, dropped = sorted_replies.good, sorted_replies.failed, sorted_replies.dropped
         extra = list(canaries.values()) if self.mode == "extra" else []
         averaged = [*valid, *extra]
         canary_ids = {id(reply) for reply in canaries.values()}
-        weights = self._weights(averaged)
+        weights = self._averaging_weights(averaged)
         canary_weights = [weight for reply, weight in zip(averaged, weights, strict=True) if id(reply) in canary_ids]
         self._warn_of_weights(weights, canary_weights)
         self._ratio.add(weights, canary_weights)
         real = [reply for reply in valid if id(reply) not in canary_ids]
         self._update_frozen(recorder, config, real)
-        self._log_dropped(dropped)
         growth = self._growth(valid, extra)
         kept = Fraction(len(valid), len(valid) + sorted_replies.lost) if valid else Fraction(1)
         arrays, metrics = self._aggregate(server_round, [*valid, *failed, *extra], growth * kept)
         released = arrays is not None
         noise, divisor = self.noise_multiplier, float(len(valid) * growth)
         canary_share = float(np.mean(canary_weights)) / sum(weights) if canary_weights else 1 / max(len(averaged), 1)
+        if released:
+            unit = (noise or 0.0) / divisor if self._exposures.in_noise else canary_share
+            self._exposures.add_replies(averaged, weights, canaries, unit)
         recorder.observe(
             server_round,
             arrays,
@@ -332,6 +348,7 @@ class AuditedStrategy(Strategy):
         number = server_round if self._recorder is None else self._recorder.number(server_round)
         sorted_replies = self._sort(replies, self._evaluated, number, None)
         self._log_dropped(sorted_replies.dropped)
+        refuse_most_dropped(sorted_replies)
         return self.strategy.aggregate_evaluate(server_round, [*sorted_replies.good, *sorted_replies.failed])
 
     def summary(self) -> None:
@@ -348,7 +365,7 @@ class AuditedStrategy(Strategy):
             return self._user_noise
         return float(self._private.noise_multiplier)
 
-    def _finish(self, *, claim: Claim | float | None = None, task: str | None = None) -> AuditResult:
+    def _finish(self, *, claim: Any = None, task: str | None = None) -> AuditResult:
         if self._recorder is None:
             raise ValueError("there is nothing to finish: call start() first")
         explained = self._canary_reported or self._failures
@@ -361,18 +378,26 @@ class AuditedStrategy(Strategy):
             )
         if self._others_left_out is not None:
             self._warn(f"known-others was left out: {self._others_left_out}")
-        more: dict[str, Any] = {}
+        adaptive = adaptive_clip_warning(self.audit, self._private)
+        if adaptive is not None:
+            self._warn(adaptive)
+        noise, seen = self.noise_multiplier, self._exposures
+        more: dict[str, Any] = seen.entries(self.audit, noise, equal_weights=not self._weights_differ)
+        given = self.audit.claim if claim is None else claim
+        if given is None and noise:
+            more["claimed_by"] = CLOSED_FORM
+        claim = resolve_claim(given, self.audit, seen, noise)
         spent = self._private.privacy_spent() if hasattr(self._private, "privacy_spent") else None
         if spent is not None:
             more["accounted_epsilon"] = float(spent.epsilon)
             logger.info("Flower's accountant: epsilon %.4g at delta %g", spent.epsilon, spent.delta)
         return self._recorder.finish(
             claim,
-            noise_multiplier=self.noise_multiplier,
+            noise_multiplier=noise,
             task=task,
-            weight=self._ratio.to_heaviest,
+            weight=seen.heaviest_weight(noise) if claim is not None and claim.amplified else 1.0,
             sampler_observed=self._observes_sampler,
-            audited=self.audited_items(),
+            audited=self.audited_items(claim),
             pipeline=self._pipeline(),
             warnings=[*self._warned, *describe_dropped(self.dropped)],
             **more,
@@ -392,14 +417,17 @@ class AuditedStrategy(Strategy):
             return False
         return (self._designation if self._designation.names_nodes else self._claims).one_each
 
-    def audited_items(self) -> list[AuditedItem]:
+    def audited_items(self, claim: Claim | None = None) -> list[AuditedItem]:
         """The parts of the pipeline that this audit has checked so far or not, each with its reason."""
         tensors = tensors_item(len(self.audit.settings.layers), self._others_left_out)
+        amplified = claim is not None and claim.amplified
+        times = None if amplified else participations_item(claim, self._exposures)
         return [
             clipping_item(self.mode, self._private, self._scale),
             weights_item(self._ratio),
             others_item(self._others_left_out),
             *([] if tensors is None else [tensors]),
+            *([] if times is None else [times]),
             SAMPLER,
         ]
 
@@ -421,6 +449,7 @@ class AuditedStrategy(Strategy):
             weight_key=self._weight_key,
             uniform=hasattr(self._innermost, "weighted_by_key"),
             equal_weights=model is not None and getattr(self._private, "accountant", None) is not None,
+            buffers=() if self._recorder is None else self._recorder.layout.left_out,
         )
 
     def _examine(
@@ -448,6 +477,8 @@ class AuditedStrategy(Strategy):
             if 2 * len(bad) > len(real):  # not a single bad client: the canaries show whether clients clip
                 self._warn(UNCLIPPED)
                 return canaries, None
+            if not bad and canaries and self._bypass_clip(check, config, real, lengths):
+                bad, canaries = [(reply, mod_order()) for reply in canaries.values()], {}
             if not bad and self.mode == "client":
                 bad = [(reply, HOLDING) for reply in check.replies_with_canaries(others, real, sorted(canaries))]
             if not bad:
@@ -461,12 +492,16 @@ class AuditedStrategy(Strategy):
         """The real replies that are longer than the clip norm, if clients must clip."""
         if not isinstance(self._private, CLIENT_CLIP) or not real:
             return []
-        most = 1.01 * config.clip_norm + rounding_error(real[0], recorder.current)
         return [
             (reply, f"its update is {length / config.clip_norm:.3g} clip norms long, but clients must clip")
             for reply, length in zip(real, lengths, strict=True)
-            if length > most
+            if length > 1.01 * config.clip_norm + rounding_error(reply, recorder.current)
         ]
+
+    def _bypass_clip(self, check: CanaryCheck, config: _RoundConfig, real: list[Message], lengths: list[float]) -> bool:
+        """Whether canaries did not go through the clip that real clients' updates go through."""
+        clipped = isinstance(self._private, CLIENT_CLIP) and self.mode == "client" and self._scale > 1
+        return clipped and check.bypass_clip(real, lengths, clip_norm=config.clip_norm)
 
     def _replace_replies(self, recorder: Recorder, config: _RoundConfig, valid: list[Message]) -> dict[int, Message]:
         """Turn the replies of canary nodes into canaries; return them by canary."""
@@ -618,6 +653,14 @@ class AuditedStrategy(Strategy):
     def _weights(self, replies: list[Message]) -> list[float]:
         return [reply_weight(reply, self._weight_key) for reply in replies]
 
+    def _averaging_weights(self, replies: list[Message]) -> list[float]:
+        """The weights of the average: all equal where the strategy ignores the clients' own."""
+        return [1.0] * len(replies) if isinstance(self._innermost, DROPPING) else self._weights(replies)
+
+    def _new_exposures(self) -> Exposures:
+        """Where a wrapper adds noise, one client's noise does not depend on its weight. With noise on clients it does."""
+        return Exposures(in_noise=self._private is not None and bool(self.noise_multiplier))
+
     def _largest_weight(self, valid: list[Message]) -> float | None:
         weights = self._weights(valid)
         return max(weights) if len(set(weights)) > 1 else None
@@ -705,7 +748,8 @@ class AuditedStrategy(Strategy):
         saved = None
         if self.audit.directory is not None:
             saved = load_checkpoint(self.audit.directory.path, recorded_rounds=self.audit.last_round)
-        done, arrays, state = saved or Checkpoint(0, initial, {})
+        done, arrays, state, seen = saved or Checkpoint(0, initial, {}, {})
+        self._exposures = Exposures.from_arrays(seen) if seen else self._new_exposures()
         self.audit.rewind_to(done)
         if done:
             logger.info("resuming after round %d", done)
@@ -730,7 +774,8 @@ class AuditedStrategy(Strategy):
             (model,) = self._round_config.messages[0].content.array_records.values()
         state = {} if self._private is None else {"clipping_norm": float(self._private.clipping_norm)}
         self.audit.flush(sync=True)  # a checkpoint must never be ahead of the audit, even after a power cut
-        save_checkpoint(self.audit.directory.path, self._recorder.number(server_round), model, state)
+        number, seen = self._recorder.number(server_round), self._exposures.to_arrays()
+        save_checkpoint(self.audit.directory.path, number, model, state, seen)
 
     def _with_accuracy(
         self, evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None]

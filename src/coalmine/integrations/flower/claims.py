@@ -1,0 +1,46 @@
+"""The claim of a Flower run: a number, a Claim, or Flower's own privacy settings, read for what the server saw.
+
+Flower's settings are known by their attributes, because `flwr.supercore.privacy_accounting` may move.
+"""
+
+from typing import Any
+
+from coalmine.audit.audit import Audit
+from coalmine.audit.claim import Claim
+from coalmine.estimators.mechanism import mechanism_epsilon
+from coalmine.integrations.flower.exposures import Exposures, whole_run_claim
+
+SETTINGS = ("target_delta", "neighboring_relation", "sampling_method", "max_epsilon")  # of Flower's PrivacyConfig
+
+
+def read_claim(claim: Any, delta: float | None) -> Claim | None:
+    """A claim from a Claim, a number, a PrivacyConfig, or an accountant with such a config: then its `max_epsilon`."""
+    config = getattr(claim, "config", claim)
+    if not all(hasattr(config, name) for name in SETTINGS):
+        return Claim.of(claim)
+    name = type(config).__name__
+    if config.max_epsilon is None:
+        raise ValueError(f"a {name} without max_epsilon claims no epsilon: give it max_epsilon, or pass claim=3.0")
+    if delta is not None and config.target_delta != delta:
+        raise ValueError(
+            f"target_delta of the {name} must be the audit's delta, {delta:g}, got {config.target_delta:g}"
+        )
+    sampling, adjacency = (
+        getattr(value, "value", value) for value in (config.sampling_method, config.neighboring_relation)
+    )
+    if sampling != "no-amplification" or adjacency != "add-or-remove-one":
+        raise ValueError(
+            f"a {name} as a claim must be for no-amplification and add-or-remove-one, got {sampling} and {adjacency}: state "
+            f"the scheme, as in claim=Claim({config.max_epsilon:g}, sampling=FixedSize(10, population=100, rounds=40))"
+        )
+    return Claim(config.max_epsilon)
+
+
+def resolve_claim(claim: Any, audit: Audit, seen: Exposures, noise: float | None) -> Claim | None:
+    """The claim for the client that contributed most; without one that of the noise multiplier, or None without noise."""
+    read = read_claim(claim, audit.settings.delta)
+    if read is None and noise:
+        times = seen.participations(audit)
+        epsilon = float(mechanism_epsilon(noise, delta=audit.settings.delta, participations=times))
+        read = Claim(epsilon, participations=times)
+    return whole_run_claim(read, audit, seen)
