@@ -838,7 +838,8 @@ def test_arguments_of_the_wrong_type_are_rejected():
 
 def test_an_item_that_failed_cannot_be_edited_out_of_the_result(tmp_path):
     model, optimizer, loss, loader, _ = make(examples=400, batch=40)
-    audited(optimizer, model, data_loader=loader, canaries=50, seed=b"tests only", delta=1e-5, directory=tmp_path)
+    settings = {"canaries": 50, "seed": b"tests only", "delta": 1e-5, "directory": tmp_path, "claim": 9.0}
+    audited(optimizer, model, data_loader=loader, **settings)
     for number, (data, labels) in enumerate(loader):
         if number % 3 != 1:
             optimizer.zero_grad()
