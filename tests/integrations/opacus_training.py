@@ -92,8 +92,8 @@ def start(
 ):
     """A trained optimizer with an unfinished audit, and the engine. `fault` changes the optimizer before the audit does.
 
-    With `observe`, canaries join the steps of their rows in the loader; otherwise they are sampled on their own. The claim is
-    what the accountant quotes for the steps, unless another is given.
+    With `observe`, canaries join the steps of their rows in the loader; otherwise they are sampled on their own. The claim
+    is what the accountant quotes for the steps, unless another is given.
     """
     model, optimizer, loss, loader, engine = make(seed=seed, **settings)
     if fault:
