@@ -40,8 +40,8 @@ def _one_thread():
 class Run:
     """A model whose noise `make_private_with_epsilon` chose, for six epochs of ten steps."""
 
-    def __init__(self, *, accountant="rdp", target=3.0, audit=True, **settings):
-        torch.manual_seed(0)
+    def __init__(self, *, accountant="rdp", target=3.0, audit=True, seed=0, **settings):
+        torch.manual_seed(seed)
         data = TensorDataset(torch.randn(500, 50), torch.randint(0, 10, (500,)))
         model = nn.Sequential(nn.Linear(50, 158), nn.ReLU(), nn.Linear(158, 10))
         self.engine = PrivacyEngine(accountant=accountant)
@@ -197,7 +197,7 @@ def test_a_sampler_that_is_not_observed_gives_at_most_underpowered():
 
 
 def test_shuffled_batches_refute_a_claim_that_counts_sampling():
-    optimizer, _ = start(observe=True, examples=500, batch=50, canaries=300, steps=10, poisson=False, claim=1.7)
+    optimizer, _ = start(observe=True, examples=500, batch=50, canaries=300, steps=10, poisson=False)
     verdict = optimizer.audit.finish().verdict
     assert (verdict.outcome, verdict.leg) == ("VIOLATION", "sampling")
 
@@ -276,14 +276,14 @@ def test_a_resumed_run_keeps_its_claim(tmp_path):
     """Without a claim it keeps the first one; with another it is refused, and both are named."""
 
     def resume(**more):
-        run = Run(directory=tmp_path, **more)
+        run = Run(directory=tmp_path, **more)  # another seed, or the noise would be repeated
         run.engine.accountant.history = [(run.optimizer.noise_multiplier, RATE, run.optimizer.audit.last_round)]
         return run
 
     resume().train(epochs=3).optimizer.audit.close()
     with pytest.raises(ValueError, match=r"started with another claim: epsilon 3\.0.*, not epsilon 4\.0"):
         Run(directory=tmp_path, claim=4.0)
-    result = resume(claim=None).train(epochs=3).finish()
+    result = resume(claim=None, seed=1).train(epochs=3).finish()
     assert (judged(result)[0], result.claim.epsilon, result.rounds) == ("PASS", 3.0, 60)
 
 
@@ -292,9 +292,10 @@ def test_a_change_before_a_restart_is_named_after_it(tmp_path):
     full = run.optimizer.noise_multiplier
     run.optimizer.noise_multiplier /= 2
     run.train(epochs=3).optimizer.audit.close()
-    run = Run(directory=tmp_path).train(epochs=3)
-    with pytest.warns(UserWarning, match="restore the accountant"):
-        result = run.finish()
+    history = run.engine.accountant.history
+    run = Run(directory=tmp_path, seed=1)
+    run.engine.accountant.history = history
+    result = run.train(epochs=3).finish()
     assert judged(result)[0] == "VIOLATION"
     assert any(f"{full / 2:.4g} in 30 steps, first in step 1" in note for note in result.notes)
 
@@ -341,17 +342,15 @@ def engine_made_again(run):
     )
 
 
-def inner_optimizer(run):
-    run.optimizer = run.optimizer.original_optimizer
-
-
-@pytest.mark.parametrize("change", [hook_replaced, noise_replaced, engine_made_again, inner_optimizer])
+@pytest.mark.parametrize("change", [hook_replaced, noise_replaced, engine_made_again])
 def test_a_step_that_the_audit_does_not_see_is_an_error(change):
     run = Run().train(epochs=1)
-    before = [p.detach().clone() for p in run.model.parameters()]
+    before, inner = [p.detach().clone() for p in run.model.parameters()], run.optimizer.original_optimizer
     change(run)
     with pytest.raises(RuntimeError, match="audit"):
         run.train(epochs=1)
+    with pytest.raises(RuntimeError, match="this step moves the weights, but the audit saw no release"):
+        inner.step()
     after = list(run.model.parameters())
     assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
 

@@ -76,6 +76,10 @@ HOOK_REPLACED = (
     "attach_step_hook replaced the audit's hook, so this step would not be audited: call it before audited(), which goes on "
     "calling that hook"
 )
+METHOD_REPLACED = (
+    "add_noise or clip_and_accumulate of the optimizer was replaced, so this step would not be audited: replace it before "
+    "audited(), which goes on calling it"
+)
 UNSEEN_STEP = (
     "this step moves the weights, but the audit saw no release: call step() of the optimizer that audited() returned, and "
     "make_private before audited(); unaudited(optimizer) ends the audit"
@@ -587,6 +591,8 @@ class _OptimizerAudit:
         self._real_add_noise()
 
     def _after_noise(self, optimizer: DPOptimizer) -> None:
+        if self._others is None:
+            raise RuntimeError(METHOD_REPLACED)
         if self._real_hook is not None:
             self._real_hook(optimizer)
         divisor = self._gradients.divisor
