@@ -56,7 +56,7 @@ def freeze(optimizer):
 
 def steps_of(*, audit, physical=None, through_clip=None, **settings):
     """Gradients, the audit and everything that it might have touched. All draws come from torch's global generator."""
-    model, optimizer, loss, loader, engine = make(examples=200, batch=40, clip_norm=CLIP, **settings)
+    model, optimizer, loss, loader, _ = make(examples=200, batch=40, clip_norm=CLIP, **settings)
     optimizer.param_groups[0]["momentum"] = 0.9
     freeze(optimizer)
     recorded = record_gradients(optimizer)

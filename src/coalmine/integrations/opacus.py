@@ -72,6 +72,9 @@ DRAWN_AHEAD = 64  # steps whose canaries are drawn at once, if they are not thos
 GUESSABLE = 1 << 32  # seeds below this are found by trying them all
 ROUNDING = 0.01  # relative error of a sum of clipped gradients, as half precision may have
 EARLY_STEPS = 10  # after this many steps, weights that have not moved give a warning
+EVERY_STEP = AuditedItem(
+    "participations", "checked", "a row is at most in every step, and the claim counts every step that ran"
+)
 HOOK_REPLACED = (
     "attach_step_hook replaced the audit's hook, so this step would not be audited: call it before audited(), which goes on "
     "calling that hook"
@@ -481,16 +484,19 @@ class _OptimizerAudit:
         if accounted_epsilon is None:
             accounted_epsilon = self._accounting.epsilon(self.audit.settings.delta)
         steps = max(self.audit.last_round, self._accounting.steps or 0)
+        accounted = self._accounted_claim(steps) if self.audit.last_round else None
+        stated = Claim.of(claim) if self.audit.claim is None else self.audit.claim
+        counts_all = stated is not None and stated.bare and accounted is not None and not accounted.amplified
         return self._journal.finish(
             claim,
             noise=noise,
             sampler_observed=isinstance(self._selection, _RowSelection),
             accounted_epsilon=accounted_epsilon,
-            accounted=self._accounted_claim(steps) if self.audit.last_round else None,
+            accounted=accounted,
             accounted_by=self._accounting.name,
             pipeline=self._pipeline(),
             task=task,
-            audited=self._audited_items(),
+            audited=[*self._audited_items(), *([EVERY_STEP] if counts_all else [])],
             notes=[*self._notes(), _unit_note(unit)],
             warnings=warnings,
             noise_multiplier=smallest,
