@@ -202,7 +202,9 @@ class AlarmReader:
         strengths = tuple(
             (strength, max(round(count * share), 1)) for strength, count in counted_strengths(reference / multipliers)
         )
-        return amplified_noise(self._claim.epsilon, replace(scheme, strengths=strengths), self._settings.delta) / reference
+        return (
+            amplified_noise(self._claim.epsilon, replace(scheme, strengths=strengths), self._settings.delta) / reference
+        )
 
     @property
     def _planned(self) -> int | None:

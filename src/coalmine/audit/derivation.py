@@ -237,7 +237,10 @@ def _unknown_rounds(
     noise = stated_multiplier(log) if sampled is None else sampled.noise
     if schedule is not None:
         if not isinstance(sampling, Poisson | FixedSize):
-            return None, f"{UNKNOWN}: left out, as rounds state different noise, which is known for Poisson sampling only"
+            return (
+                None,
+                f"{UNKNOWN}: left out, as rounds state different noise, which is known for Poisson sampling only",
+            )
         sampling, noise = with_schedule(sampling, schedule), schedule.reference
     if noise is not None and noise < LEAST_NOISE:
         return None, f"{UNKNOWN}: left out, as a noise multiplier of {noise:.2g} hides nobody"

@@ -40,8 +40,8 @@ class Scores:
     `bound_observed` (default: the scores) with `bound_null`, or with the unobserved scores if that is None.
     `presentations` is None if they make no difference or if canaries with different numbers are pooled (`mixed`).
     `strength` is the mean of ‖Cu‖² over the canaries under correlated noise, or of Σ(reference/z_t)² if rounds state
-    different noise, and `largest_strength` the largest. They replace the presentations, and are None under equal noise. `null_dof` is the number of directions from which the
-    null's scale is estimated in all rounds, `round_dof` in one round.
+    different noise, and `largest_strength` the largest. They replace the presentations, and are None under equal noise.
+    `null_dof` is the number of directions from which the null's scale is estimated in all rounds, `round_dof` in one round.
     """
 
     rung: str
@@ -123,7 +123,9 @@ class LadderReader:
             observed, unobserved = (values.copy() for values in self._largest)
             rungs.append(Scores(rung="all-iterates", observed=observed, unobserved=unobserved))
         exposures = None if settings.noise is None else _exposures(self._present, settings, settings.noise)
-        rungs += _known_scores(settings, self._known, self._times, self._shared, exposures, largest_groups, self._scheduled)
+        rungs += _known_scores(
+            settings, self._known, self._times, self._shared, exposures, largest_groups, self._scheduled
+        )
         rungs += _known_scores(settings, self._residual, self._times, None, None, largest_groups, self._scheduled)
         # the user's own attacks: their scores after the last round, against those of unobserved canaries
         return rungs + [

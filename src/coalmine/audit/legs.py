@@ -66,9 +66,7 @@ class SampledClaim:
     delta: float
 
     @classmethod
-    def of(
-        cls, claim: Claim, *, delta: float, rounds: int, schedule: NoiseSchedule | None = None
-    ) -> "SampledClaim":
+    def of(cls, claim: Claim, *, delta: float, rounds: int, schedule: NoiseSchedule | None = None) -> "SampledClaim":
         """The claim on a run with this many observed rounds, which may state different noise."""
         assert claim.sampling is not None
         sampling = with_schedule(_with_rounds(claim.sampling, rounds), schedule)

@@ -38,7 +38,9 @@ def _passed(v: "Verdict") -> str:
 
 def _refuted(v: "Verdict") -> str:
     if v.code == "less noise":
-        return f"nothing was claimed, but there is less noise than the rounds state: {_refuted(replace(v, code=v.detail))}"
+        return (
+            f"nothing was claimed, but there is less noise than the rounds state: {_refuted(replace(v, code=v.detail))}"
+        )
     if v.code == "accounting":
         return f"{_accounted(v)}, more than the claimed {v.claimed_epsilon:.4g}"
     if v.code == "sampler":
@@ -323,6 +325,11 @@ def _few_picks(v: "Verdict") -> str:
 
 
 def _weak_noise(v: "Verdict") -> str:
+    if math.isinf(v.detectable_epsilon or math.inf):
+        return (
+            f"the scores are too few: twice the claimed {v.claimed_epsilon:.4g} would not have been caught with probability "
+            f"{v.power:.0%}. Use more canaries"
+        )
     return (
         f"the scores are too few: only noise with an epsilon of {v.detectable_epsilon:.3g} would have been caught with "
         f"probability {v.power:.0%}, more than twice the claimed {v.claimed_epsilon:.4g}. Use more canaries"

@@ -377,8 +377,10 @@ def _result_of(values: Mapping[str, Any]) -> AuditResult:
 
 def _check_agreement(claim: Claim | None, verdict: Verdict | None, legs: Mapping[str, Verdict]) -> None:
     """ValueError where claim, verdict and legs contradict each other: a gate must not read a damaged file as a PASS."""
-    if (claim is None) != (verdict is None):
-        raise ValueError("a claim has a verdict, and a verdict a claim")
+    if claim is not None and verdict is None:
+        raise ValueError("a claim has a verdict")
+    if claim is None and verdict is not None and verdict.outcome == PASS:
+        raise ValueError("without a claim there is no PASS")
     if tuple(legs) != (LEGS if claim is not None and claim.amplified else ()):
         raise ValueError(f"a claim amplified by sampling has the legs {', '.join(LEGS)}, and no other claim has legs")
     if verdict is not None and verdict.outcome == PASS and any(leg.outcome != PASS for leg in legs.values()):

@@ -121,13 +121,22 @@ def composed_epsilon(inverse: Floats, *, delta: float, times: int, exposure: flo
     return amplified_epsilon(1 / reference, scheme, delta).low
 
 
-def pessimistic_limits(rounds: RoundScores, stated: StatedNoise | None, means: Floats, level: float, power: float) -> Floats:
-    """Limits that these mean scores reach in all groups together with probability `power`."""
+def shared_means(rounds: RoundScores, stated: StatedNoise | None, means: Floats) -> Floats:
+    """The mean score of each round, averaged over the rounds that state similar noise: fewer to compose."""
+    shared = np.zeros(len(means))
+    for group in alike(rounds, stated):
+        shared[group] = float(rounds.counts[group] @ means[group]) / float(rounds.counts[group].sum())
+    return shared
+
+
+def pessimistic_limits(
+    rounds: RoundScores, stated: StatedNoise | None, means: Floats, level: float, power: float
+) -> Floats:
+    """Limits that mean scores shared by similar rounds reach in all groups together with probability `power`."""
     groups = alike(rounds, stated)
     reach = float(-ndtri(level / len(groups)) - ndtri((1 - power) / len(groups)))
     inverse = np.zeros(len(means))
     for group in groups:
-        signal = rounds_signal(rounds, group)
-        mean = float(rounds.counts[group] @ means[group]) / signal.weight
+        signal, mean = rounds_signal(rounds, group), float(means[group[0]])
         inverse[group] = max(mean - reach * math.sqrt(1 / signal.weight + mean * mean / (2 * signal.dof)), 0.0)
     return inverse

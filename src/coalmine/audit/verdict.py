@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from scipy.optimize import brentq
 
 from coalmine.audit.claim import LARGEST_CLAIM, Claim
 from coalmine.audit.gauge import TRAINING, Gauge
@@ -22,6 +21,7 @@ from coalmine.audit.round_limits import (
     expected_means,
     pessimistic_limits,
     rounds_signal,
+    shared_means,
 )
 from coalmine.audit.stated_noise import RoundScores, StatedNoise
 from coalmine.estimators.amplification import amplified_epsilon
@@ -47,7 +47,7 @@ DETECTED, UNDETECTED_LEVEL = 0.5, 1e-4  # below this share of the claimed signal
 ROUNDED = 1.005  # printed epsilons are rounded: a claim is refuted only beyond this factor
 WEAKER = 0.9  # share of the usual stated noise; rounds below it state little noise
 SHORT = 0.95  # share of the declared norm; canaries with a smaller one were lost or shortened
-LARGEST_FACTOR = 16.0  # largest factor between stated noise and the noise at twice the claim
+LARGEST_FACTOR, FACTOR_STEP = 16.0, 1.25  # of the search for the noise at twice the claim: largest factor, and step
 EXCLUDED_LEVEL = 0.01  # level at which scores exclude a noise multiplier that the stated noise suggests
 # Gauges that only the amount of noise moves.
 LENGTHS = ("noise", "difference", "residual", "pooled residual", "parts of blocks")
@@ -402,8 +402,10 @@ def _weakened(gauge: Gauge, stated: StatedNoise, case: Case) -> float:
     assert gauge.noise_left is not None
     if case.evidence.correlated:
         return case.implied(stated.least(gauge.flagged) * gauge.noise_left * stated.high)
-    hit = np.isin(stated.numbers, gauge.flagged) if gauge.flagged else np.ones(stated.numbers.size, dtype=bool)
-    return case.composed(1 / (stated.multipliers * stated.high * np.where(hit, gauge.noise_left, 1.0)))
+    inverse = 1 / (stated.multipliers * stated.high)
+    if not gauge.flagged:  # over all rounds: the rounds with the most noise alone may lack it
+        return case.composed(np.full(inverse.size, inverse.mean() / gauge.noise_left))
+    return case.composed(np.where(np.isin(stated.numbers, gauge.flagged), inverse / gauge.noise_left, inverse))
 
 
 def gauge_verdict(gauge: Gauge, outcome: Outcome) -> Verdict:
@@ -586,6 +588,9 @@ def _rung_facts(name: str, groups: list[Scores], case: Case) -> Verdict:
     if all(np.ptp(scores.observed) == 0 for scores in groups):
         count = sum(scores.observed.size for scores in groups)
         return Verdict(outcome=UNDERPOWERED, code="constant", canaries=count, canaries_needed=FEWEST)
+    stated = stated_too_little(case)
+    if stated:
+        return stated
     signal = NoiseSignal.of(groups)
     p_value = signal.p_value(1 / case.noise)
     if p_value < TEST_LEVEL and _pooled(case):
@@ -599,7 +604,7 @@ def _rung_facts(name: str, groups: list[Scores], case: Case) -> Verdict:
             claimed_noise=case.noise,
             measured_noise=1 / signal.beta,
         )
-    excess = (_scanned(case) if name == _scored_rung(case) else None) or stated_too_little(case)
+    excess = _scanned(case) if name == _scored_rung(case) else None
     if excess:
         return excess
     if name == "known-others" and case.others_wrong is not None:
@@ -635,7 +640,11 @@ def _limits(case: Case) -> RoundLimits | None:
     if rounds is None or case.evidence.correlated:
         return None
     return RoundLimits.of(
-        rounds, case.evidence.stated, 1 / case.noise, level=TEST_LEVEL, scan_level=SCAN_LEVEL if rounds.residual else 0.0
+        rounds,
+        case.evidence.stated,
+        1 / case.noise,
+        level=TEST_LEVEL,
+        scan_level=SCAN_LEVEL if rounds.residual else 0.0,
     )
 
 
@@ -770,20 +779,12 @@ def _grouped_power(case: Case, signal: NoiseSignal) -> Verdict:
     """PASS if twice the claim would have been refuted with 90 % probability by rounds that state different noise."""
     rounds, stated = case.evidence.rounds, case.evidence.stated
     assert rounds is not None
-    means = expected_means(rounds, stated, 1 / case.noise)
-
-    twice = 2 * case.claim.epsilon
-
-    def missing(log_factor: float) -> float:
-        return case.composed(math.exp(log_factor) * means) - twice
-
-    ends = (-math.log(LARGEST_FACTOR), math.log(LARGEST_FACTOR))
-    reached = math.inf
-    if missing(ends[0]) < 0 < missing(ends[1]):
-        factor = math.exp(float(brentq(missing, *ends, xtol=1e-3)))
-        limits = pessimistic_limits(rounds, stated, factor * means, TEST_LEVEL, POWER)
-        reached = twice if case.exceeded(case.composed(limits)) else math.inf
-    passes = reached <= 2 * ROUNDED * case.claim.epsilon
+    means = shared_means(rounds, stated, expected_means(rounds, stated, 1 / case.noise))
+    faulty = _means_at(2 * case.claim.epsilon, means, case)
+    reached, passes = math.inf, False
+    if faulty is not None:
+        passes = case.exceeded(case.composed(pessimistic_limits(rounds, stated, faulty, TEST_LEVEL, POWER)))
+        reached = 2 * case.claim.epsilon if passes else math.inf
     return Verdict(
         outcome=PASS if passes else UNDERPOWERED,
         code="sampled power",
@@ -794,6 +795,21 @@ def _grouped_power(case: Case, signal: NoiseSignal) -> Verdict:
         claimed_noise=case.noise,
         measured_noise=1 / signal.beta if signal.beta > 0 else None,
     )
+
+
+def _means_at(epsilon: float, means: npt.NDArray[np.float64], case: Case) -> npt.NDArray[np.float64] | None:
+    """Mean scores in proportion to these that compose to an epsilon; None if none up to LARGEST_FACTOR do.
+
+    log ε is almost linear in the log of the factor, between two factors as close as these.
+    """
+    factor, reached = 1.0, case.composed(means)
+    while factor < LARGEST_FACTOR and reached > 0:
+        following = case.composed(factor * FACTOR_STEP * means)
+        if following >= epsilon:
+            share = math.log(epsilon / reached) / math.log(following / reached)
+            return np.asarray(factor * FACTOR_STEP ** min(share, 1.0) * means)
+        factor, reached = factor * FACTOR_STEP, following
+    return None
 
 
 def _sampled_power(case: Case, sampling: Sampling, signal: NoiseSignal, hidden: float) -> Verdict:

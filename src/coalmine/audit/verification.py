@@ -184,7 +184,9 @@ def _claim(known: _Evidence) -> Check:
         return Check("claim", False, f"the claim was changed after round 1: it differs in {', '.join(different)}")
     fault = _reading(known, judged) if Claim.from_dict(promised).bare else None
     if fault is not None:
-        return Check("claim", False, f"the number claimed before round 1 was read otherwise than the run allows: {fault}")
+        return Check(
+            "claim", False, f"the number claimed before round 1 was read otherwise than the run allows: {fault}"
+        )
     return Check("claim", True, "the claim is the one made before round 1")
 
 
@@ -210,8 +212,10 @@ def _reading(known: _Evidence, judged: Claim) -> str | None:
     if judged.participations is None:
         return None
     most = int(presented_times(known.log.as_log, known.settings).max())
-    return None if judged.participations >= most else (
-        f"it was read for a client in {judged.participations} rounds, and canaries were in up to {most}"
+    return (
+        None
+        if judged.participations >= most
+        else (f"it was read for a client in {judged.participations} rounds, and canaries were in up to {most}")
     )
 
 

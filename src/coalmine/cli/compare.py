@@ -155,7 +155,7 @@ def _epsilon(result: AuditResult, rung: str) -> str:
 
 
 def _verdict(result: AuditResult) -> str:
-    return "-" if result.verdict is None else str(result.verdict.outcome)
+    return "-" if result.verdict is None or result.claim is None else str(result.verdict.outcome)
 
 
 def _legs(result: AuditResult) -> str:

@@ -274,7 +274,10 @@ def run(
         raise click.UsageError("--amplified needs a number as --claim")
     if options["stop_on_violation"] and not config_file and options["claim"] is None:
         raise click.UsageError("--stop-on-violation needs a --claim that a round can refute")
-    config = config_with(_changes(options), config_file)
+    changes = _changes(options)
+    if not changes and config_file is None:  # the built-in run claims its accountant's epsilon before round 1
+        changes = {"claim": {"analytical": True}}
+    config = config_with(changes, config_file)
     if options["separation"] is not None and config.participation.kind != "limited":
         raise click.UsageError("--separation needs --participation limited")
     ranks = join_ranks(config)
@@ -359,7 +362,8 @@ def report(outcome: "RunOutcome", directory: Path, *, page: bool, as_json: bool,
             home = RunDirectory(directory)
             commitment, digest = home.read_record()[1].statement_sha256, home.read_result()["log_digest"]
             print_line(f"record elsewhere, for `coalmine verify`: commitment {commitment}, log digest {digest}")
-    return 0 if result.verdict is None else VERDICT_CODES[result.verdict.outcome]
+    unclaimed = result.verdict is None or result.verdict.code == "no claim"
+    return 0 if unclaimed else VERDICT_CODES[result.verdict.outcome]
 
 
 def _print_outcome(outcome: "RunOutcome", *, quiet: bool) -> None:

@@ -122,7 +122,7 @@ def _record(run: "SweepRun", results: dict[str, AuditResult]) -> dict[str, Any]:
 
 
 def _worst_verdict(results: dict[str, AuditResult]) -> int:
-    verdicts = {str(result.verdict.outcome) for result in results.values() if result.verdict is not None}
+    verdicts = {str(result.verdict.outcome) for result in results.values() if result.verdict and result.claim}
     return next((VERDICT_CODES[name] for name in ("VIOLATION", "UNDERPOWERED") if name in verdicts), 0)
 
 

@@ -69,8 +69,10 @@ def read_verdict(run: Path) -> RunVerdict:
         result = read_result(run)
     except ValueError as error:
         return RunVerdict(run=name, error=str(error))
-    if result.claim is None or result.verdict is None:
+    if result.verdict is None:
         return RunVerdict(run=name, reason=NO_CLAIM)
+    if result.claim is None:
+        return RunVerdict(run=name, verdict=str(result.verdict.outcome), reason=result.verdict.reason)
     return RunVerdict(
         run=name,
         claimed_epsilon=result.claim.epsilon,

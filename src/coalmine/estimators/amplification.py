@@ -51,7 +51,7 @@ COARSER = 5  # factor by which the grids are coarser in the first search for the
 GAP_CELLS, GAP_STDS = 1_000, 9.0  # cells of a round's sum in the attack on cohorts of fixed size, and their range
 GAP_ERROR = 1e-2  # approximate error of epsilon by which that attack is rounded down
 MOST_STRENGTHS = 32  # most different strengths of rounds that are composed; more are rounded
-VARIED_ERROR, LARGEST_STEP = 1e-4, 1e-3  # approximate error of epsilon of rounds with different noise; largest step
+VARIED_ERROR, LARGEST_STEP = 2e-4, 2e-3  # approximate error of epsilon of rounds with different noise; largest step
 MOST_EPOCHS = 300  # most epochs that a lower end uses; leaving epochs out keeps it valid
 
 

@@ -105,7 +105,7 @@ def next_steps(run: Run) -> list[str]:
     """The next steps, most urgent first."""
     result = run.result
     steps = [] if run.finished else [_unfinished_advice(run)]
-    if result.verdict is not None:
+    if result.verdict is not None and result.verdict.code != "no claim":
         steps += _after_verdict(result, result.verdict)
     elif run.finished:
         steps.append(_after_no_claim(result))
@@ -182,8 +182,8 @@ def _after_violation(result: AuditResult) -> list[str]:
         evidence.append(f"Noise is missing according to the gauge{'s' * (len(low) > 1)} {names}.")
     steps = [" ".join(["Do not release this model under the claimed ε.", *evidence])]
     code = result.verdict.code if result.verdict else ""
-    if code in ("accounting", "sampler"):
-        return [*steps, _restate_advice(result) if code == "sampler" else LEG_ADVICE[code]]
+    if code in ("accounting", "sampler", "stated"):
+        return [*steps, _restate_advice(result) if code == "sampler" else LEG_ADVICE["accounting"]]
     faults = likely_faults(result)
     steps += [f"Likely: {fault.title}. {fault.meaning} {fault.mend}" for fault in faults]
     if not faults and not low:

@@ -81,7 +81,7 @@ ASSUMPTIONS = {  # by audited item: label, and the assumption as a sentence
 }
 LENGTH_GAUGES = ("noise", "residual", "pooled residual", "difference", "parts of blocks")
 OTHER_GAUGES = ("dilution", "others", "rounding")  # these test no assumption of the accounting
-SCORE_CODES = ("mean", "bound", "round", "stated", "evidence")  # violations that the canaries' scores prove
+SCORE_CODES = ("mean", "bound", "round", "composed", "stated", "evidence")  # violations that the canaries' scores prove
 NO_LEGS = "no separate leg: the claim does not rely on sampling"
 NO_CLAIM = "none: nothing was claimed"
 FALSE_ALARMS = (
@@ -226,11 +226,13 @@ def mechanism_items(sources: Sources) -> Iterator[Item]:
 def evidence_items(sources: Sources) -> Iterator[Item]:
     """Part 4: the evidence of the audit."""
     result, verdict = sources.result, sources.result.verdict
-    outcome = None if verdict is None else str(verdict.outcome)
-    yield _make_item("evidence.verdict", "verdict", NO_CLAIM if verdict is None else _verdict_text(verdict), outcome)
+    outcome = None if verdict is None or result.claim is None else str(verdict.outcome)
+    yield _make_item(
+        "evidence.verdict", "verdict", NO_CLAIM if result.claim is None else _verdict_text(verdict), outcome
+    )
     for name in ("accounting", "noise", "sampling"):
         leg = result.legs.get(name)
-        text = (NO_CLAIM if verdict is None else NO_LEGS) if leg is None else _verdict_text(leg)
+        text = (NO_CLAIM if result.claim is None else NO_LEGS) if leg is None else _verdict_text(leg)
         yield _make_item(f"evidence.{name}_leg", f"verdict on {name}", text, None if leg is None else str(leg.outcome))
     yield from _measured_items(top_row(result))
     yield _power_item(result)
@@ -492,7 +494,7 @@ def _measured_items(top: TableRow | None) -> Iterator[Item]:
 
 def _power_item(result: AuditResult) -> Item:
     key, label, verdict = "evidence.power", "power", result.verdict
-    if verdict is None:
+    if verdict is None or result.claim is None:
         return _make_item(key, label, NO_CLAIM)
     if verdict.outcome == "VIOLATION":
         return _make_item(key, label, "does not apply: the claim is refuted")
