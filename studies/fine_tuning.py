@@ -23,7 +23,8 @@ ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs" / "how-to" / "fine-tuning.md"
 COSTS = ROOT / "benchmarks" / "results" / "lora_cuda.json"
 DELTA, STEPS = 1e-5, 40
-SETTINGS = {"canaries": 1_000, "seed": b"for studies only", "delta": DELTA}
+CLAIM = 2.48  # what the accountant quotes for noise multiplier 1, a rate of 0.05 and 40 steps
+SETTINGS = {"canaries": 1_000, "seed": b"for studies only", "delta": DELTA, "claim": CLAIM}
 SIZE = {"rows": 2_000, "batch": 100, "hidden": 64, "layers": 2, "rank": 8}
 
 

@@ -23,6 +23,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 sys.path.insert(0, str(Path(__file__).parent))
+from opacus_training import quoted
 from torch_ranks import start_rank
 
 from coalmine import Audit, ViolationError
@@ -153,7 +154,8 @@ def train(
         spare_bias(optimizer)
     rate = {"data_loader": loader} if observe else {"sampling_probability": 1 / len(loader)}
     reduce = reduce_over(timeout=timeout)
-    own |= {"seed": b"a seed for tests only", "delta": 1e-5}
+    claim = quoted(rate=1 / len(loader), steps=steps)
+    own |= {"seed": b"a seed for tests only", "delta": 1e-5, "claim": claim}
     if by_hand:
         replicated = settings["mode"] != "fsdp2"
         parameters = trained_parameters(optimizer, model)
@@ -357,6 +359,22 @@ def alarm(rank, folder, *, mode):
                 optimizer.step()
             except ViolationError as error:
                 return {"round": optimizer.audit.last_round, "error": str(error)}
+    return None
+
+
+def replaced_hook(rank, folder, *, mode):
+    """The error of the first step after the audit's hook was replaced, and whether the weights stayed as they were."""
+    model, optimizer, loss, loader, _ = make(rank, mode=mode, rows=60, batch=60)
+    audited(optimizer, model, data_loader=loader, canaries=30, seed=b"a seed for tests only", delta=1e-5)
+    before = [shard.clone() for shard in shards(optimizer)]
+    optimizer.attach_step_hook(lambda _: None)
+    (batch,) = list(loader)
+    loss(model(batch[0]), batch[1]).backward()
+    try:
+        optimizer.step()
+    except RuntimeError as error:
+        same = all(torch.equal(one, other) for one, other in zip(before, shards(optimizer), strict=True))
+        return {"error": str(error), "same": same}
     return None
 
 

@@ -14,12 +14,14 @@ require("opacus")
 require("transformers")
 require("peft")
 from lora_training import WARNINGS, frozen, halve_noise, make, plain_loop, rows_of, trainer_of  # noqa: E402
+from opacus_training import quoted  # noqa: E402
 
 from coalmine import ViolationError  # noqa: E402
+from coalmine.estimators.sampling import Poisson  # noqa: E402
 from coalmine.integrations.transformers import audited, next_token_loss  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings(*WARNINGS)
-SETTINGS = {"canaries": 20, "seed": b"tests only", "delta": 1e-5}
+SETTINGS = {"canaries": 20, "seed": b"tests only", "delta": 1e-5, "claim": 30.0}
 
 
 @pytest.fixture(autouse=True)
@@ -169,6 +171,18 @@ def test_a_loop_that_does_not_clip_has_no_pass():
         result = plain_loop(case, steps=6, **SETTINGS).finish()
     assert {item.name: item.status for item in result.audited}["clipping"] == "failed"
     assert result.verdict.outcome != "PASS"
+
+
+def test_a_trainer_judges_the_claim_and_counts_its_steps(tmp_path):
+    """A Trainer knows how many steps it plans, so an alarm needs no more than the claim."""
+    case = make(rows=200, batch=20)
+    epsilon = quoted(rate=0.1, steps=30)
+    callback = audited(**SETTINGS | {"canaries": 150, "claim": epsilon}, on_violation="raise")
+    trainer_of(case, callback, tmp_path, steps=30).train()
+    result = callback.finish()
+    assert result.claim.sampling == Poisson(0.1, rounds=30)
+    assert result.verdict.outcome == "PASS"
+    assert not any("were planned" in note for note in result.notes)
 
 
 def test_an_alarm_ends_the_training(tmp_path):
