@@ -2,10 +2,10 @@
 
     claim = Claim.from_event(event, 1e-5, dp_accounting.NeighboringRelation.REPLACE_SPECIAL)
 
-An event has no epsilon without δ and without the relation of neighbouring data sets. Noise multipliers are over one clip norm,
-the most that one example adds to the sum, as dp-accounting's PLD and jax_privacy's events have them. The exception is
-dp-accounting's event of batches of a fixed size: its noise multiplier is over two clip norms, by which replacing one example
-moves the sum.
+An event has no epsilon without δ and without the relation of neighbouring data sets. Noise multipliers are over one clip
+norm, the most that one example adds to the sum, as dp-accounting's PLD and jax_privacy's events have them. The exception
+is dp-accounting's event of batches of a fixed size: its noise multiplier is over two clip norms, by which replacing one
+example moves the sum.
 """
 
 import math
