@@ -1,13 +1,13 @@
 """Is the canaries' part of a residual in the release too?
 
-known-others scores the residual, which is the release less `others`; known-round scores the release itself. The difference of
-the two, along a canary, is that of `others`. Real updates know nothing of a canary that was never presented before, so along
-it they have mean 0, and the standard deviation that unobserved canaries show. They dilute known-round and no more. If
-`others` was computed from canaries that never joined the sum, it holds minus a canary: known-others scores well, and
+known-others scores the residual, which is the release less `others`; known-round scores the release itself. Along a canary
+the difference of the two is that of `others`. Real updates know nothing of a canary that was never presented before, so
+along it they have mean 0, and the standard deviation that unobserved canaries show. They dilute known-round and no more.
+If `others` was computed from canaries that never joined the sum, it holds minus a canary: known-others scores well, and
 known-round nothing.
 
-After its first presentation, training may pull a canary back, so `others` has a mean. Canaries that were presented before and
-are not in the round then show that mean, if chance decides who is in a round.
+After its first presentation, training may pull a canary back, so `others` has a mean. Canaries that were presented before
+and are not in the round then show that mean, if chance decides who is in a round.
 """
 
 import math
