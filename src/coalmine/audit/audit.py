@@ -793,6 +793,16 @@ class Audit:
         assert watched is not None
         self._on_violation = (watched, on_violation)
 
+    @property
+    def watched(self) -> bool:
+        """Whether every round is checked for an alarm."""
+        return self._on_violation is not None
+
+    def read_claim_as(self, claim: Claim) -> None:
+        """Check the rounds against this reading of the audit's claim, if they are checked. For integrations."""
+        if self._on_violation is not None:
+            self._on_violation = (claim, self._on_violation[1])
+
     def alarm(self, claim: Claim | float | None = None, *, wait: bool = True) -> Alarm | None:
         """The first round after which the claim was refuted, and the reason; None as long as nothing refutes it.
 

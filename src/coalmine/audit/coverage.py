@@ -1,4 +1,4 @@
-"""The coverage of an audit, item by item: checked, failed, not checked, or impossible to check.
+"""The coverage of an audit, item by item: checked, failed, not checked, impossible to check, or not part of the pipeline.
 
 A verdict covers only the checked items, so every result carries this list and every view shows it.
 """
@@ -14,7 +14,7 @@ from coalmine.audit.verdict import Verdict
 from coalmine.audit.views import Look
 from coalmine.storage.record import Settings
 
-Status = Literal["checked", "failed", "not checked", "cannot be checked"]
+Status = Literal["checked", "failed", "not checked", "cannot be checked", "does not apply"]
 Source = Literal["audit", "pipeline"]
 ITEMS = (
     "noise level",

@@ -296,7 +296,7 @@ class AuditResult:
     def scope(self) -> str:
         """The items that a PASS covers, and those that it does not."""
         checked = [item.name for item in self.audited if item.status == "checked"]
-        rest = [item.name for item in self.audited if item.status != "checked"]
+        rest = [item.name for item in self.audited if item.status not in ("checked", "does not apply")]
         text = f"This PASS covers: {', '.join(checked) or 'the canaries alone'}."
         return f"{text} It does not cover: {', '.join(rest)}." if rest else text
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from coalmine.argument_checks import Floats, shown
-from coalmine.audit.claim import Claim
+from coalmine.audit.claim import TERMS, Claim
 from coalmine.audit.derivation import derive_result
 from coalmine.audit.result import MU, AuditResult
 from coalmine.audit.schedule import canary_schedule, schedule_key
@@ -185,8 +185,14 @@ def _claim(known: _Evidence) -> Check:
 
 
 def _differs(promised: dict[str, Any], judged: Claim) -> list[str]:
-    """The fields in which a claim differs from the one that was made before round 1."""
+    """The fields in which a claim differs from the one that was made before round 1.
+
+    A bare claim leaves its accounting to the pipeline, so only what it states is compared.
+    """
     fields = judged.to_dict()
+    if Claim.from_dict(promised).bare:
+        stated = [name for name in ("epsilon", *TERMS) if promised.get(name) is not None]
+        return [name for name in stated if not alike(fields.get(name), promised[name])]
     return [name for name in sorted(fields | promised) if not alike(fields.get(name), promised.get(name))]
 
 

@@ -7,6 +7,7 @@ instead. The accounting is done by dp-accounting and PLD_accounting, which are i
 import math
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any, Literal
 
@@ -15,7 +16,17 @@ from scipy.special import gammaln, log_ndtr, ndtr, ndtri
 
 from coalmine.argument_checks import Floats, delta_array, nonnegative_array, one_number
 from coalmine.estimators.mechanism import mechanism_epsilon, mechanism_noise
-from coalmine.estimators.sampling import FixedSize, Poisson, RandomAllocation, Sampling, Shuffled, checked_sampling
+from coalmine.estimators.sampling import (
+    NO_SCHEDULE,
+    FixedSize,
+    Poisson,
+    RandomAllocation,
+    Sampling,
+    Shuffled,
+    Strengths,
+    checked_sampling,
+    largest_exposure,
+)
 
 Kind = Literal["upper bound", "range", "estimate"]
 
@@ -39,6 +50,8 @@ TAIL = 1e-2  # probability outside the grids, as a fraction of delta
 COARSER = 5  # factor by which the grids are coarser in the first search for the noise
 GAP_CELLS, GAP_STDS = 1_000, 9.0  # cells of a round's sum in the attack on cohorts of fixed size, and their range
 GAP_ERROR = 1e-2  # approximate error of epsilon by which that attack is rounded down
+MOST_STRENGTHS = 32  # most different strengths of rounds that are composed; more are rounded
+VARIED_ERROR, LARGEST_STEP = 1e-4, 1e-3  # approximate error of epsilon of rounds with different noise; largest step
 MOST_EPOCHS = 300  # most epochs that a lower end uses; leaving epochs out keeps it valid
 
 
@@ -130,6 +143,8 @@ def _unamplified(noise: float, sampling: Sampling, delta: float) -> float:
     if isinstance(sampling, FixedSize):
         noise = noise / 2  # replacing one client moves the sum by two clip norms
     times = sampling.rounds if isinstance(sampling, Poisson | FixedSize) else sampling.epochs
+    if sampling.strengths:
+        return float(mechanism_epsilon(noise / math.sqrt(largest_exposure(sampling, times)), delta=delta))
     return float(mechanism_epsilon(noise, delta=delta, participations=times))
 
 
@@ -141,6 +156,8 @@ def _epsilon(noise: float, sampling: Sampling, delta: float) -> AmplifiedEpsilon
     )
     if unamplified == 0 or math.isinf(unamplified) or sampling.rate == 1:
         return exact
+    if sampling.strengths:
+        return _varied(noise, sampling, delta, unamplified)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # libraries warn of optional speedups, and of orders that overflow
         match sampling:
@@ -152,6 +169,67 @@ def _epsilon(noise: float, sampling: Sampling, delta: float) -> AmplifiedEpsilon
                 return _shuffled(noise, sampling, delta, unamplified)
             case FixedSize():
                 return _fixed_size(noise, sampling, delta, unamplified)
+
+
+def _varied(noise: float, sampling: Sampling, delta: float, unamplified: float) -> AmplifiedEpsilon:
+    """Epsilon if the noise varies from round to round: composed under Poisson sampling, bracketed under other schemes.
+
+    An epsilon falls as noise grows, so all rounds with the most or the least noise bracket every scheme.
+    """
+    weakest, strongest = min(sampling.strengths)[0], max(sampling.strengths)[0]
+    if not isinstance(sampling, Poisson) or not _accountable(noise / strongest, sampling, delta):
+        plain = replace(sampling, strengths=NO_SCHEDULE)
+        least, most = (_epsilon(noise / strength, plain, delta) for strength in (weakest, strongest))
+        value = min(unamplified, most.high)
+        return AmplifiedEpsilon(
+            value, low=least.low, accountant=most.accountant, adjacency=sampling.adjacency, kind="range"
+        )
+    parts, error = merged_strengths(sampling.strengths)
+    composed = _composed_epsilon(noise, replace(sampling, strengths=parts), delta)
+    return AmplifiedEpsilon(
+        min(unamplified, composed * (1 + error)),
+        low=min(unamplified, composed * (1 - error)),
+        accountant=PLD,
+        adjacency=sampling.adjacency,
+        kind="upper bound",
+    )
+
+
+@lru_cache(maxsize=4096)
+def _composed_epsilon(noise: float, sampling: Poisson, delta: float, coarser: int = 1) -> float:
+    """The PLD's epsilon of Poisson sampled rounds with different noise."""
+    from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
+    from dp_accounting.pld import PLDAccountant
+
+    plain = replace(sampling, strengths=NO_SCHEDULE)
+    steps = [_interval(noise / strength, plain) for strength, _ in sampling.strengths]
+    enough = min(LARGEST_STEP, math.sqrt(8 * VARIED_ERROR / sampling.rounds))
+    accountant = PLDAccountant(value_discretization_interval=coarser * max(min(steps), enough))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for strength, count in sampling.strengths:
+            event = PoissonSampledDpEvent(sampling.probability, GaussianDpEvent(noise / strength))
+            accountant.compose(event, count)
+        return float(accountant.get_epsilon(delta))
+
+
+def merged_strengths(strengths: Strengths) -> tuple[Strengths, float]:
+    """At most MOST_STRENGTHS different strengths, and the relative error of epsilon that this may cause.
+
+    Neighbours on a logarithmic grid are replaced by their root mean square, to which epsilon is stationary: the error is
+    of second order in the width of a cell.
+    """
+    if len(strengths) <= MOST_STRENGTHS:
+        return strengths, 0.0
+    values, counts = (np.array(column, dtype=np.float64) for column in zip(*strengths, strict=True))
+    width = math.log(float(values.max() / values.min())) / (MOST_STRENGTHS - 1)
+    place = np.rint(np.log(values / values.min()) / width).astype(np.int64)
+    merged = []
+    for each in np.unique(place):
+        inside = place == each
+        count = float(counts[inside].sum())
+        merged.append((math.sqrt(float(counts[inside] @ values[inside] ** 2) / count), round(count)))
+    return tuple(merged), 2 * width**2
 
 
 def _accountable(noise: float, sampling: Poisson | RandomAllocation, delta: float) -> bool:
@@ -458,6 +536,8 @@ def _noise(epsilon: float, sampling: Sampling, delta: float) -> float:
     times = sampling.rounds if isinstance(sampling, Poisson | FixedSize) else sampling.epochs
     enough = float(mechanism_noise(epsilon, delta=delta, participations=times))
     enough = 2 * enough if isinstance(sampling, FixedSize) else enough
+    if sampling.strengths:
+        enough *= math.sqrt(largest_exposure(sampling, times) / times)
     if isinstance(sampling, Shuffled) or sampling.rate == 1:
         return enough
     start, slope = math.log(enough) + 0.5 * math.log(sampling.rate), -1.5
@@ -474,6 +554,12 @@ def _noise(epsilon: float, sampling: Sampling, delta: float) -> float:
 def _upper_end(noise: float, sampling: Sampling, delta: float, coarser: int) -> float:
     """`_epsilon` without its lower end, on coarser grids."""
     unamplified = _unamplified(noise, sampling, delta)
+    if sampling.strengths:
+        if unamplified > 0 and isinstance(sampling, Poisson) and _accountable(noise, sampling, delta):
+            parts, error = merged_strengths(sampling.strengths)
+            merged = replace(sampling, strengths=parts)
+            return min(unamplified, _composed_epsilon(noise, merged, delta, coarser) * (1 + error))
+        return float(_epsilon(noise, sampling, delta))
     if unamplified > 0 and isinstance(sampling, Poisson) and _accountable(noise, sampling, delta):
         return min(unamplified, _poisson_pld(noise, sampling, delta, coarser))
     if unamplified > 0 and isinstance(sampling, RandomAllocation) and _accountable(noise, sampling, delta):

@@ -11,6 +11,9 @@ import msgspec
 
 from coalmine.argument_checks import one_number, shown, whole_number
 
+Strengths = tuple[tuple[float, int], ...]  # reference noise over the noise of a round, and the number of such rounds
+NO_SCHEDULE: Strengths = ()  # every round has the reference noise
+
 
 @dataclass(frozen=True)
 class Poisson:
@@ -18,6 +21,7 @@ class Poisson:
 
     probability: float
     rounds: int
+    strengths: Strengths = NO_SCHEDULE
 
     scheme: ClassVar[str] = "poisson"
     title: ClassVar[str] = "Poisson sampling"
@@ -50,6 +54,7 @@ class _Epochs:
 
     rounds: int
     epochs: int = 1
+    strengths: Strengths = NO_SCHEDULE
 
     scheme: ClassVar[str]
     title: ClassVar[str]
@@ -102,6 +107,7 @@ class FixedSize:
     size: int
     population: int
     rounds: int
+    strengths: Strengths = NO_SCHEDULE
 
     scheme: ClassVar[str] = "fixed_size"
     title: ClassVar[str] = "fixed-size sampling"
@@ -127,6 +133,15 @@ class FixedSize:
         return f"{self.title} of {self.size} of {self.population} in {self.rounds} rounds"
 
 
+def largest_exposure(sampling: "Sampling", times: int) -> float:
+    """The sum of squared strengths over the `times` rounds with the least noise: `times` if all rounds have equal noise."""
+    exposure, left = 0.0, times
+    for strength, count in sorted(sampling.strengths, reverse=True):
+        exposure += strength**2 * min(count, left)
+        left -= min(count, left)
+    return exposure + left
+
+
 Sampling = Poisson | RandomAllocation | Shuffled | FixedSize
 SCHEMES: dict[str, type[Sampling]] = {kind.scheme: kind for kind in (Poisson, RandomAllocation, Shuffled, FixedSize)}
 
@@ -140,8 +155,10 @@ def checked_sampling(sampling: Any) -> Sampling:
 
 
 def sampling_to_dict(sampling: Sampling) -> dict[str, Any]:
-    """A scheme as stored in files."""
-    return {"scheme": sampling.scheme, **asdict(sampling)}
+    """A scheme as stored in files, without the noise of its rounds, which the log has."""
+    values = {"scheme": sampling.scheme, **asdict(sampling)}
+    del values["strengths"]
+    return values
 
 
 def sampling_from_dict(values: Mapping[str, Any]) -> Sampling:
@@ -151,7 +168,7 @@ def sampling_from_dict(values: Mapping[str, Any]) -> Sampling:
     if name not in SCHEMES:
         raise ValueError(f"scheme must be one of {', '.join(SCHEMES)}, got {shown(name)}")
     kind = SCHEMES[name]
-    unknown = sorted(settings.keys() - {part.name for part in fields(kind)})
+    unknown = sorted(settings.keys() - {part.name for part in fields(kind) if part.name != "strengths"})
     if unknown:
         raise ValueError(f"unknown settings of {name}: {shown(unknown)}")
     return msgspec.convert(settings, kind)

@@ -12,9 +12,11 @@ from coalmine.audit.audit import Audit
 from coalmine.audit.claim import Claim
 from coalmine.audit.coverage import AuditedItem
 from coalmine.audit.ladder import presented_times
-from coalmine.audit.pipeline_record import CLOSED_FORM, accountant_version, of_library
+from coalmine.audit.pipeline_record import accountant_version, of_library
 from coalmine.audit.result import AuditResult
+from coalmine.audit.verdict import ROUNDED
 from coalmine.estimators.mechanism import mechanism_epsilon
+from coalmine.integrations.setup import check_delta
 
 LIBRARIES = {  # for each trainer: its distribution on PyPI, and its privacy unit
     "flower": ("flwr", "client"),
@@ -23,6 +25,9 @@ LIBRARIES = {  # for each trainer: its distribution on PyPI, and its privacy uni
     "opacus": ("opacus", "example"),
     "pfl": ("pfl", "client"),
 }
+MADE_AFTERWARDS = (
+    "the claim {:g} was made after training, so nobody can tell whether it was fitted to the result: pass claim= to audited()"
+)
 
 
 class Journal:
@@ -49,7 +54,7 @@ class Journal:
 
     def finish(
         self,
-        claim: Claim | float | None,
+        claim: Claim | float | str | None,
         *,
         noise: float | None = None,
         weight: float = 1.0,
@@ -67,60 +72,32 @@ class Journal:
     ) -> AuditResult:
         """Return the result, and write it if there is a directory.
 
-        `noise` is the noise multiplier, if all rounds had the same one. It gives the default claim and the analytical
-        epsilon, for the number of presentations that most canaries had. The epsilon of the canaries presented most often
-        is a separate entry. `weight` is the heaviest client's weight over a canary's: the claim is for that client.
-        `sampler_observed` says whether the framework's own sampler picked the canaries. None leaves that to the claim.
+        The claim is the one that the audit was made with, or else `claim`, which a note then says was made afterwards. A
+        bare claim is read as `accounted`: the accounting that the pipeline's own accountant does, for the steps that ran.
+        Without a claim nothing can pass. `accounted_epsilon` is the epsilon that the accountant quotes after training; it is
+        reported, and judges nothing. `accounted_by` names the accountant of a bare claim, `claimed_by` that of any other.
 
-        `accounted_epsilon` is the accountant's epsilon, and `accounted` is that epsilon as a claim, amplified by sampling.
-        If the canaries followed the pipeline's own sampler, `accounted` is judged by default, and the mechanism's claim
-        gets a second verdict. Otherwise it is the other way round. `accounted_by` and `claimed_by` name the accountants of
-        `accounted` and of `claim`.
+        `noise` is the noise multiplier, if all rounds had the same one. It gives the analytical epsilon, for the number of
+        presentations that most canaries had. The epsilon of the canaries presented most often is a separate entry. `weight`
+        is the heaviest client's weight over a canary's: the claim is for that client. `sampler_observed` says whether the
+        framework's own sampler picked the canaries. None leaves that to the claim.
 
         `pipeline` holds further facts of a `PipelineRecord`. `task` is the name that `coalmine compare` shows, by default
         the trainer's name. `audited` lists the parts of the pipeline that the integration covers or omits. `notes` and
         `warnings` are printed with the result. In result.json they have separate entries, because `coalmine verify`
         derives the entry `notes` from the rounds alone.
         """
-        items, note_lines, warning_lines = tuple(audited), list(notes), list(warnings)
-        claim = self._audit.claim if claim is None else claim
-        usual, most = usual_presentations(self._audit), most_presentations(self._audit)
-        counts: dict[str, Any] = {"presentations": usual, "most_presentations": most}
-        analytical = None
-        if noise:
-            analytical, largest = (
-                float(mechanism_epsilon(noise, delta=self._audit.settings.delta, participations=times))
-                for times in (usual, most)
-            )
-            counts["most_exposed_epsilon"] = largest
-        second_claim, accountant = accounted, claimed_by
-        if claim is None and noise:
-            accountant = CLOSED_FORM
-            claim = claim_for_weight(self._audit, noise_claim(self._audit, noise), weight)
-            if accounted is not None and accounted.sampler_observed:
-                claim, second_claim, accountant = accounted, claim, accounted_by
-        elif claim is not None:
-            claim = claim_for_weight(self._audit, claim if isinstance(claim, Claim) else Claim(claim), weight)
-            if claim.amplified and sampler_observed is not None:
-                claim = observed_claim(claim, sampler_observed=sampler_observed, noise=noise, weight=weight)
-        result = self._audit.result(claim=claim, analytical_epsilon=analytical, audited=items)
+        items, warning_lines = tuple(audited), list(warnings)
+        analytical, counts = self._known_rounds(noise)
+        stated, late = self._stated(claim)
+        judged = None if stated is None else self._read(stated, accounted, noise, weight, sampler_observed)
+        note_lines = [*late, *self._accounted_notes(accounted_epsilon, accounted_by, judged), *notes]
+        result = self._audit.result(claim=judged, analytical_epsilon=analytical, audited=items)
         if accounted_epsilon is not None:
             more["accounted_epsilon"] = accounted_epsilon
-        if accounted_epsilon == math.inf:
-            note_lines.insert(0, "accountant's epsilon inf (amplified by sampling): it claims no privacy")
-        if second_claim is not None:
-            verdict = self._audit.result(claim=second_claim, audited=items).verdict
-            assert verdict is not None
-            name = "accounted" if second_claim.amplified else "mechanism"
-            more[f"if_{name}_were_claimed"] = {"verdict": verdict.outcome, "reason": verdict.reason}
-            text = (
-                "accountant's epsilon {:.3g} (amplified by sampling)"
-                if second_claim.amplified
-                else "mechanism's epsilon {:.3g}"
-            )
-            note_lines.insert(0, f"{text.format(second_claim.epsilon)}: {verdict.outcome}: {verdict.reason}")
         if self._audit.directory is not None:
             names = {"trainer": self._trainer, "task": task or self._trainer}
+            accountant = accounted_by if stated is not None and stated.bare and accounted is not None else claimed_by
             added = {
                 "trainer_notes": note_lines,
                 "warnings": warning_lines,
@@ -129,6 +106,55 @@ class Journal:
             self._audit.directory.write_result(result, **names, **counts, **added, **more)
         return replace(result, notes=(*result.notes, *note_lines, *(f"warning: {text}" for text in warning_lines)))
 
+    def _known_rounds(self, noise: float | None) -> tuple[float | None, dict[str, Any]]:
+        """The analytical epsilon for known rounds, and the entries about presentations."""
+        usual, most = usual_presentations(self._audit), most_presentations(self._audit)
+        counts: dict[str, Any] = {"presentations": usual, "most_presentations": most}
+        if not noise:
+            return None, counts
+        analytical, largest = (
+            float(mechanism_epsilon(noise, delta=self._audit.settings.delta, participations=times))
+            for times in (usual, most)
+        )
+        return analytical, counts | {"most_exposed_epsilon": largest}
+
+    def _stated(self, given: Claim | float | str | None) -> tuple[Claim | None, list[str]]:
+        """The claim to judge, and a note if it was made after training. It must not differ from one made before."""
+        made, late = self._audit.claim, Claim.of(given)
+        if made is None and late is None:
+            return None, []
+        claim = late if made is None else made
+        assert claim is not None
+        check_delta(claim, self._audit.settings.delta)
+        if made is not None and late is not None and late != made and not (late.bare and late.epsilon == made.epsilon):
+            raise ValueError(
+                f"this audit committed to the claim {made.epsilon:g} before round 1, so finish cannot judge {late.epsilon:g}: "
+                "omit claim=, or ask audit.result(claim=…), which writes no file"
+            )
+        return claim, [MADE_AFTERWARDS.format(claim.epsilon)] if made is None else []
+
+    def _read(
+        self, claim: Claim, accounted: Claim | None, noise: float | None, weight: float, sampler_observed: bool | None
+    ) -> Claim:
+        """The claim with its accounting: a bare one has the pipeline's."""
+        if claim.bare:
+            claim = claim if accounted is None else claim.read_as(accounted)
+        elif claim.amplified and sampler_observed is not None:
+            return observed_claim(claim, sampler_observed=sampler_observed, noise=noise, weight=weight)
+        return claim_for_weight(self._audit, claim, weight)
+
+    def _accounted_notes(self, epsilon: float | None, accountant: str | None, judged: Claim | None) -> list[str]:
+        """What the accountant says after training."""
+        if epsilon is None:
+            return []
+        quoted = f"the accountant{f' ({accountant})' if accountant else ''} quotes epsilon {epsilon:.3g} after training"
+        if epsilon == math.inf:
+            return [f"{quoted}: it claims no privacy"]
+        if judged is None:
+            return [f"{quoted}, which nobody claimed"]
+        more = f", more than the claimed {judged.epsilon:.3g}" if epsilon > ROUNDED * judged.epsilon else ""
+        return [f"{quoted}{more}"]
+
     def _pipeline(self, accountant: str | None, more: Mapping[str, Any] | None) -> dict[str, Any]:
         """The pipeline's facts for result.json."""
         library, unit = LIBRARIES[self._trainer]
@@ -136,16 +162,6 @@ class Journal:
         if accountant is not None:
             facts |= {"accountant": accountant, "accountant_version": accountant_version(accountant)}
         return of_library(library, **facts).to_dict()
-
-
-def noise_claim(audit: Audit, noise_multiplier: float) -> Claim:
-    """The claim that every round had this noise: the mechanism's epsilon for the canaries presented most often.
-
-    Canaries presented less often are judged with the same noise and their own number of presentations.
-    """
-    times = most_presentations(audit)
-    epsilon = float(mechanism_epsilon(noise_multiplier, delta=audit.settings.delta, participations=times))
-    return Claim(epsilon=epsilon, participations=times)
 
 
 def claim_for_weight(audit: Audit, claim: Claim, weight: float) -> Claim:

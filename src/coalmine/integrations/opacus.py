@@ -10,7 +10,6 @@ audit checks the sampler too, and judges the accountant's epsilon. A step moves 
 are subtracted from the gradient, and the audit observes minus the noised gradient.
 """
 
-import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from dataclasses import astuple, dataclass, fields
@@ -21,7 +20,6 @@ import numpy as np
 
 try:
     import torch
-    from opacus.accountants import IAccountant
     from opacus.grad_sample import GradSampleHooksFastGradientClipping
     from opacus.optimizers import (
         AdaClipDPOptimizer,
@@ -33,7 +31,7 @@ try:
 except ImportError as error:
     raise ImportError("auditing Opacus needs: pip install 'coalmine[opacus]'") from error
 
-from coalmine.argument_checks import Floats, count_of, one_number, shown
+from coalmine.argument_checks import Floats, count_of, one_number, shown, whole_number
 from coalmine.audit.audit import Audit
 from coalmine.audit.claim import Claim
 from coalmine.audit.coverage import AuditedItem
@@ -43,8 +41,14 @@ from coalmine.audit.result import AuditResult
 from coalmine.audit.schedule import Indices
 from coalmine.audit.training_gauges import FEWEST_ROUNDS
 from coalmine.audit.vectors import NotFiniteError
-from coalmine.estimators.sampling import Poisson
 from coalmine.integrations.journal import Journal
+from coalmine.integrations.opacus_accounting import (
+    UNIT,
+    Accounting,
+    attached_accountant,
+    number_of,
+    update_noise_multiplier,
+)
 from coalmine.integrations.opacus_distributed import (
     REPLICATED,
     OneProcess,
@@ -68,6 +72,14 @@ DRAWN_AHEAD = 64  # steps whose canaries are drawn at once, if they are not thos
 GUESSABLE = 1 << 32  # seeds below this are found by trying them all
 ROUNDING = 0.01  # relative error of a sum of clipped gradients, as half precision may have
 EARLY_STEPS = 10  # after this many steps, weights that have not moved give a warning
+HOOK_REPLACED = (
+    "attach_step_hook replaced the audit's hook, so this step would not be audited: call it before audited(), which goes on "
+    "calling that hook"
+)
+UNSEEN_STEP = (
+    "this step moves the weights, but the audit saw no release: call step() of the optimizer that audited() returned, and "
+    "make_private before audited(); unaudited(optimizer) ends the audit"
+)
 WRAPPERS = ("_module.", "_orig_mod.")  # GradSampleModule and torch.compile put these before a parameter's name
 Optimizer = TypeVar("Optimizer", bound=DPOptimizer)
 
@@ -82,14 +94,22 @@ def audited(
     through_clip: bool | None = None,
     rng: np.random.Generator | None = None,
     reduce: Reduce | None = None,
+    steps: int | None = None,
     **settings: Unpack[AuditSettings],
 ) -> Optimizer:
     """The same optimizer with canaries in its steps, and its audit as `optimizer.audit`.
 
     `model` is the model that the optimizer trains, a dict of its named parameters, or its `state_dict`. Each parameter gets
     its own noise gauge. `settings` are `canaries`, `unobserved`, `delta`, `directory`, `claim`, `on_violation` and
-    `deferred` as in `Audit`, and either `seed` or `seed_file`. Without a claim, `on_violation` watches the noise multiplier.
-    An `audit` of your own replaces all of these settings; `named_layers` returns its layers.
+    `deferred` as in `Audit`, and either `seed` or `seed_file`. An `audit` of your own replaces all of these settings;
+    `named_layers` returns its layers.
+
+    `claim` is the epsilon to judge, and is committed to before step 1. Without one nothing can pass. A number means what
+    Opacus's accountant quotes for one row of the data set over the whole run: sampling is counted, and so are the steps that
+    ran. `Claim(3.0, unit="document")` also names what a row holds, and `Claim.mechanism(10.0, participations=20)` is an
+    epsilon without sampling. The accountant of a planned run is a claim too, but not the run's own: it knows its epsilon only
+    afterwards. `steps` is the number of planned steps. With a claim that counts sampling, `on_violation` needs it; without a
+    claim, `on_violation` watches the noise multiplier.
 
     `data_loader` is the loader that `make_private` returned. The loop must use it, directly or in a `BatchMemoryManager`.
     Each canary is paired with one row of its data set, and is in a step exactly when the loader's sampler picks that row.
@@ -108,14 +128,14 @@ def audited(
 
     `optimizer.audit.finish` takes these keywords, all optional:
 
-    - `claim`: with `data_loader` the default is the accountant's epsilon, and the mechanism's gets a second verdict.
-      Without it, the default is the optimizer's noise multiplier in every step, and `accounted_epsilon` gets the second.
-    - `accounted_epsilon`: by default that of the accountant that `make_private` attached.
+    - `claim`: a claim for a run that began without one. It is judged, and the result says that it was made afterwards.
+    - `accounted_epsilon`: the accountant's, which the result reports; by default that of the one that `make_private` attached.
     - `initial`: the model before training, which `final-update` needs after a restart.
     - `task`: the name of the training task.
     - `unit`: the content of one row of the data set, such as "sentence", "document" or "user".
 
-    If no weight has moved after ten steps, a RuntimeWarning says so early.
+    If no weight has moved after ten steps, a RuntimeWarning says so early. A step that the audit does not see, because its
+    hook or its optimizer was replaced, is a RuntimeError.
     """
     _check_optimizer(optimizer, through_clip)
     gradients = _gradients(optimizer, model, reduce)
@@ -123,6 +143,8 @@ def audited(
 
     def check_options() -> tuple[float, float | None, AuditedItem]:
         rate = sampling_probability
+        if steps is not None:
+            whole_number("steps", steps, minimum=1)
         if data_loader is not None:
             rate = _loader_rate(data_loader, rate, rng, every_rank=gradients.ranks.several)
             if settings.get("audit") is None and settings.get("canaries") is None:
@@ -138,7 +160,9 @@ def audited(
                 f"canaries must be at most the {_row_count(data_loader)} rows of the data set, one row for each, got "
                 f"{expected}"
             )
-        return _checked_options(optimizer, expected, rate, through_clip, scale)
+        checked = _checked_options(optimizer, expected, rate, through_clip, scale)
+        settings["claim"] = _checked_claim(optimizer, checked[0], steps, **settings)
+        return checked
 
     probability, length, clipping = on_every_rank(gradients.ranks, check_options)
     audit = gradients.set_up_audit(layers, **settings)
@@ -146,12 +170,15 @@ def audited(
     if dim != audit.settings.dim:
         raise ValueError(f"the audit must have dim = {dim}, the number of the optimizer's parameters, got {audit!r}")
     watch_noise(audit, settings.get("on_violation"), optimizer.noise_multiplier)
+    planned = audit.settings.rounds if steps is None else steps
     selection: _SeedSelection | _RowSelection
     if data_loader is None:
         selection = _SeedSelection(audit, probability, rng)
     else:
         selection = _RowSelection(audit, gradients, optimizer, data_loader)
-    _OptimizerAudit(optimizer, audit, gradients, probability, length, selection, clipping=clipping, model=model)
+    _OptimizerAudit(
+        optimizer, audit, gradients, probability, length, selection, clipping=clipping, model=model, planned=planned
+    )
     optimizer.audit = audit
     return optimizer
 
@@ -375,8 +402,9 @@ class _OptimizerAudit:
         *,
         clipping: AuditedItem,
         model: Any,
+        planned: int | None,
     ) -> None:
-        self.audit = audit
+        self.audit, self._planned = audit, planned
         self._optimizer, self._gradients, self._selection = optimizer, gradients, selection
         self._probability, self._scale = sampling_probability, scale
         self._examples = 0  # per-example gradients in the step so far
@@ -385,7 +413,6 @@ class _OptimizerAudit:
         if self._has_final():
             audit.rewind_to(audit.last_round)  # resume a run that ended between its final model and its result
         self._initial = self._parameters() if audit.last_round == 0 else None
-        self._noise_multipliers: set[float] = set()
         self._present: Indices = np.zeros(0, dtype=np.int32)
         self._others: Any = None  # the clipped sum of the examples, in the form that the audit takes
         self._clipped: list[Any] | None = None  # of the physical batches so far, one tensor for each parameter
@@ -402,22 +429,37 @@ class _OptimizerAudit:
             self._real_pre_step = self._replace("pre_step", self._pre_step)
             self._real_signal = self._replace("signal_skip_step", self._signal_skip_step)
         self._ghost_norms, self._faults = _GhostNorms.of(optimizer, model), _Faults.before(audit)
+        loader = selection.rows.loader if isinstance(selection, _RowSelection) else None
+        self._accounting = Accounting(optimizer, loader, sampling_probability, clip_norm=self._clip_norm())
+        self._noise_multipliers = self._earlier_steps()
+        if audit.claim is not None and audit.claim.bare:
+            audit.read_claim_as(audit.claim.read_as(self._accounted_claim(planned or 1)))
         self._real_hook = optimizer.step_hook
-        self._accountant = _attached_accountant(optimizer)
         optimizer.attach_step_hook(self._after_noise)
+        self._saw_step = False
+        self._guard = optimizer.original_optimizer.register_step_pre_hook(self._refuse_unseen_step)
         audit.finish_with(self._finish)
+
+    def _earlier_steps(self) -> set[float]:
+        """The noise multipliers of the steps before a restart, from the metrics."""
+        lines = [] if self.audit.directory is None else self.audit.directory.read_metrics()
+        for line in lines:
+            self._accounting.see(_count(line.get("round")), line)
+        noises = [line.get("gradient_noise_multiplier") for line in lines]
+        return {float(noise) for noise in noises if isinstance(noise, int | float)}
 
     def _finish(
         self,
         *,
-        claim: Claim | float | None = None,
+        claim: Any = None,
         accounted_epsilon: float | None = None,
         initial: Any = None,
         task: str | None = None,
         unit: str | None = None,
     ) -> AuditResult:
         """Observe the final model and return the result (rank 0 only). A second call judges the same model again."""
-        unit = _checked_unit(unit)
+        unit = self._row_holds(_checked_unit(unit))
+        claim = number_of(claim, delta=self.audit.settings.delta)
         if accounted_epsilon is not None:
             accounted_epsilon = _checked_epsilon(accounted_epsilon)
         if not self._has_final():
@@ -432,22 +474,31 @@ class _OptimizerAudit:
         warnings = self._warnings()
         for text in warnings:
             warn(text, stacklevel=3)
-        if accounted_epsilon is None and noise and isinstance(self._selection, _RowSelection):
-            accounted_epsilon = self._accountant_epsilon()
+        if accounted_epsilon is None:
+            accounted_epsilon = self._accounting.epsilon(self.audit.settings.delta)
+        steps = max(self.audit.last_round, self._accounting.steps or 0)
         return self._journal.finish(
             claim,
             noise=noise,
+            sampler_observed=isinstance(self._selection, _RowSelection),
             accounted_epsilon=accounted_epsilon,
-            accounted=self._accounted_claim(accounted_epsilon),
-            accounted_by=None if self._accountant is None else f"opacus {type(self._accountant).__name__}",
+            accounted=self._accounted_claim(steps) if self.audit.last_round else None,
+            accounted_by=self._accounting.name,
             pipeline=self._pipeline(),
             task=task,
             audited=self._audited_items(),
-            notes=[*self._notes(bool(claim or noise)), _unit_note(unit)],
+            notes=[*self._notes(), _unit_note(unit)],
             warnings=warnings,
             noise_multiplier=smallest,
             privacy_unit=unit or ROW,
         )
+
+    def _row_holds(self, unit: str | None) -> str | None:
+        """What a row holds, from `finish` or from the claim."""
+        claimed = None if self.audit.claim is None or self.audit.claim.unit in (None, UNIT) else self.audit.claim.unit
+        if unit is not None and claimed not in (None, unit):
+            raise ValueError(f"the claim is about one {claimed}, so finish(unit=) must not name another, got {unit!r}")
+        return unit or claimed
 
     def _has_final(self) -> bool:
         """Whether the final model was observed; only rank 0 knows."""
@@ -462,30 +513,10 @@ class _OptimizerAudit:
         self._zero_gradients.keep([i for i, count in enumerate(total) if count == 0])
         self._faults = _Faults(dropped, self._faults.repeated, unclipped)  # repeats are those of all ranks already
 
-    def _accountant_epsilon(self) -> float | None:
-        if self._accountant is None or not self._accountant.history:
-            return None
-        return float(self._accountant.get_epsilon(self.audit.settings.delta))
-
-    def _accounted_steps(self) -> int | None:
-        return None if self._accountant is None else sum(int(part[2]) for part in self._accountant.history)
-
-    def _accounted_claim(self, epsilon: float | None) -> Claim | None:
-        """The accountant's claim: its noise, rate and number of steps, if noise and rate never changed."""
-        if epsilon is None or not 0 < epsilon < math.inf or not self.audit.last_round:
-            return None
-        history = self._accountant.history if self._accountant is not None else []
-        noise, rate, steps = min(self._noise_multipliers, default=0.0), self._probability, self.audit.last_round
-        if history:
-            noise, rate, steps = float(history[-1][0]), float(history[-1][1]), self._accounted_steps() or 0
-        if len({(part[0], part[1]) for part in history}) > 1 or not noise:
-            return None
-        return Claim(
-            epsilon,
-            sampling=Poisson(min(rate, 1.0), rounds=steps),
-            noise_multiplier=noise,
-            sampler_observed=isinstance(self._selection, _RowSelection),
-        )
+    def _accounted_claim(self, steps: int) -> Claim:
+        """The accounting of a bare claim over this many steps."""
+        observed = isinstance(self._selection, _RowSelection)
+        return self._accounting.claim(steps=steps, delta=self.audit.settings.delta, observed=observed)
 
     def detach(self) -> None:
         """Restore the optimizer's own methods and hook."""
@@ -498,6 +529,13 @@ class _OptimizerAudit:
         if self._ghost_norms is not None:
             self._ghost_norms.release()
         self._optimizer.step_hook = self._real_hook
+        self._guard.remove()
+
+    def _refuse_unseen_step(self, *_: Any) -> None:
+        """Stop a step of the optimizer inside, unless the audit observed its release."""
+        seen, self._saw_step = self._saw_step, False
+        if not seen:
+            raise RuntimeError(UNSEEN_STEP)
 
     def _replace(self, name: str, ours: Callable[..., Any]) -> Callable[..., Any]:
         """Replace a method of the optimizer, and return the original."""
@@ -535,6 +573,8 @@ class _OptimizerAudit:
 
     def _add_noise(self) -> None:
         """Add canaries to the complete clipped sum, then the noise. Opacus calls this once per step."""
+        if self._optimizer.step_hook != self._after_noise:
+            raise RuntimeError(HOOK_REPLACED)
         if self._scale is None:
             self._present = self._selection.canaries(self._examples)
             sums = self._gradients.sums()
@@ -550,7 +590,7 @@ class _OptimizerAudit:
         if self._real_hook is not None:
             self._real_hook(optimizer)
         divisor = self._gradients.divisor
-        noise = _update_noise_multiplier(optimizer)
+        noise = update_noise_multiplier(optimizer)
         noise_std = noise * float(optimizer.max_grad_norm) / divisor
         self._step = _Step(divisor, self._clip_norm() / divisor, noise, noise_std)
         if self._real_completion is None:
@@ -572,7 +612,9 @@ class _OptimizerAudit:
             self._warn_if_accountant_is_behind()
         if self._steps == EARLY_STEPS + 1:
             self._warn_if_weights_are_frozen()
-        seen = self._faults_of_step()
+        seen, number = self._faults_of_step(), self.audit.last_round + 1
+        settings = self._accounting.now(clip_norm=self._clip_norm())
+        self._accounting.see(number, settings)
         others, self._others = self._others, None
         if self._zero_gradients.remain:
             self._zero_gradients.check(self._gradients.parts(others))
@@ -583,7 +625,6 @@ class _OptimizerAudit:
         self._steps_without_others += others is None
         release = self._gradients.kept("release", self._gradients.release())
         self._gradients.divide(release, -1.0)
-        number = self.audit.last_round + 1
         try:
             self.audit.observe_round(
                 number,
@@ -605,9 +646,11 @@ class _OptimizerAudit:
             self.audit.last_round,
             canaries=int(self._present.size),
             examples=self._selection.participants,
-            clip_norm=step.clip_norm * step.divisor,
+            gradient_noise_multiplier=step.noise,
+            **settings,
             **{name: count for name, count in vars(seen).items() if count},
         )
+        self._saw_step = True
 
     def _faults_of_step(self) -> _Faults:
         """The faults since the last step, which are added to those of the run."""
@@ -647,7 +690,7 @@ class _OptimizerAudit:
         items = [
             self._clipping_item(),
             self._sampler_item(),
-            AuditedItem("weights", "cannot be checked", "Opacus has no weights: every example counts once in the sum"),
+            AuditedItem("weights", "does not apply", "Opacus has no weights: every example counts once in the sum"),
         ]
         if self._steps_without_others:
             items.append(AuditedItem("others", "not checked", self._why_no_others()))
@@ -722,7 +765,7 @@ class _OptimizerAudit:
 
     def _warn_if_accountant_is_behind(self) -> None:
         """Warn in the first step after a restart if the accountant does not know the steps before it."""
-        counted, before = self._accounted_steps(), self.audit.last_round
+        counted, before = self._accounting.steps, self.audit.last_round
         if counted is None or not before or counted - 1 == before:
             return
         if isinstance(self._selection, _RowSelection) and self._gradients.ranks.rank == 0:
@@ -739,19 +782,23 @@ class _OptimizerAudit:
             "nothing remains once the other examples are subtracted"
         )
 
-    def _notes(self, judged: bool) -> list[str]:
+    def _notes(self) -> list[str]:
         notes = [self._why_no_others()] if self._steps_without_others else []
+        notes += self._accounting.notes
+        if self._planned is not None and self.audit.last_round > self._planned:
+            notes.append(
+                f"{count_of(self.audit.last_round, 'step')} ran, and {self._planned} were planned: the claim is about all "
+                "that ran"
+            )
         if _has_guessable_seed(self._optimizer):
             notes.append(
                 "the seed of the noise's generator is a small number or torch's default, so anyone can compute the noise: "
                 "in production, do not seed torch, or call seed() on the noise_generator, or use secure_mode"
             )
-        if not judged and not self.audit.last_round:
-            notes.append("no verdict: the audit observed no step of the optimizer")
-        elif not judged and len(self._noise_multipliers) > 1:
-            notes.append("no verdict: the noise multiplier changed during training; pass a claim of your own to finish")
-        elif not judged:
-            notes.append("no verdict: the noise multiplier is 0, so the optimizer's settings claim no privacy")
+        if not self.audit.last_round:
+            notes.append("the audit observed no step of the optimizer")
+        elif self._noise_multipliers == {0.0}:
+            notes.append("the noise multiplier is 0, so the optimizer's settings promise no privacy")
         return notes
 
     def _warnings(self) -> list[str]:
@@ -763,7 +810,7 @@ class _OptimizerAudit:
                 f"these parameters received noise although their gradient was 0 in every step: {zero}; to keep them fixed, "
                 "set requires_grad=False before make_private"
             )
-        counted = self._accounted_steps()
+        counted = self._accounting.steps
         if isinstance(self._selection, _RowSelection) and counted not in (None, self.audit.last_round):
             warnings.append(
                 f"the accountant counted {count_of(counted, 'step')}, and the audit observed {self.audit.last_round}; "
@@ -916,12 +963,22 @@ def _loader_rate(loader: Any, sampling_probability: float | None, rng: Any, *, e
     return min(float(getattr(loader, "sample_rate", 1 / max(len(loader), 1))), 1.0)
 
 
-def _attached_accountant(optimizer: DPOptimizer) -> IAccountant | None:
-    """The accountant whose hook `make_private` attached, if it is still the optimizer's only hook."""
-    if not inspect.isfunction(optimizer.step_hook):
-        return None
-    closure = inspect.getclosurevars(optimizer.step_hook).nonlocals.values()
-    return next((value for value in closure if isinstance(value, IAccountant)), None)
+def _checked_claim(
+    optimizer: DPOptimizer, rate: float, steps: int | None, **settings: Unpack[AuditSettings]
+) -> Claim | None:
+    """The claim that `audited` was given; ValueError if it cannot be watched during training."""
+    own = settings.get("audit")
+    accountant = attached_accountant(optimizer)
+    claim = Claim.of(number_of(settings.get("claim"), delta=settings.get("delta"), unknown=accountant))
+    made = own.claim if isinstance(own, Audit) else claim
+    planned = own.settings.rounds if isinstance(own, Audit) else None
+    watched = own.watched if isinstance(own, Audit) else settings.get("on_violation") is not None
+    if watched and made is not None and made.bare and rate < 1 and steps is None and planned is None:
+        raise ValueError(
+            "on_violation needs steps=, the number of planned steps, to tell during training what a claim that counts "
+            "sampling allows"
+        )
+    return claim
 
 
 def _checked_options(
@@ -1019,14 +1076,6 @@ def _join_names(names: Iterable[str], most: int = 5) -> str:
     listed = list(names)
     more = f" and {len(listed) - most} more" if len(listed) > most else ""
     return ", ".join(listed[:most]) + more
-
-
-def _update_noise_multiplier(optimizer: DPOptimizer) -> float:
-    """Noise multiplier of the gradients: with an adaptive clip, z_Δ = (z⁻² − (2σ_b)⁻²)^−½, as its count has noise too."""
-    noise = float(getattr(optimizer, "_adjusted_noise_multiplier", optimizer.noise_multiplier))
-    if isinstance(optimizer, AdaClipDPOptimizer) and noise:
-        return float((noise**-2 - (2 * float(optimizer.unclipped_num_std)) ** -2) ** -0.5)
-    return noise
 
 
 def _append_rows(params: list[Any], rows: list[Any]) -> None:

@@ -20,6 +20,7 @@ from torch.distributed.tensor import DTensor
 from coalmine.argument_checks import Floats, shown
 from coalmine.audit.audit import Audit
 from coalmine.audit.ranks import Ranks, Reduce
+from coalmine.integrations.opacus_accounting import ADJACENCY, UNIT
 from coalmine.integrations.setup import AuditSettings, new_audit_settings, own_audit, refuse_finished, set_up_audit
 from coalmine.integrations.torch_distributed import GroupSum, reduce_over
 from coalmine.storage.record import BLOCK_EACH
@@ -28,6 +29,7 @@ from coalmine.storage.record import BLOCK_EACH
 MOST_KEPT = 1 << 25
 REPLICATED = (DistributedDPOptimizer, DistributedDPOptimizerFastGradientClipping)
 SHARDED = FSDPOptimizerFastGradientClipping
+TERMS = {"unit": UNIT, "adjacency": ADJACENCY}  # of a claim that states none
 Result = TypeVar("Result")
 
 
@@ -66,7 +68,7 @@ class OneProcess:
         on_gpu = all(p.device.type == "cuda" for p in self._optimizer.params)
         if on_gpu and all(settings.get(name) is None for name in ("audit", "deferred", "on_violation")):
             settings["deferred"] = True
-        audit = set_up_audit(layers, **settings)
+        audit = set_up_audit(layers, **TERMS, **settings)
         # An attack of the user's own may keep a round's vector.
         self.reuses_memory = on_gpu and audit.settings.dim <= MOST_KEPT and not audit.own_scores
         return audit
@@ -174,7 +176,7 @@ class Replicated(OneProcess):
         """The user's own audit, or a new one for all ranks."""
         own = settings.get("audit")
         if own is None:
-            keywords = on_every_rank(self.ranks, lambda: new_audit_settings(layers is not None, **settings))
+            keywords = on_every_rank(self.ranks, lambda: new_audit_settings(layers is not None, **TERMS, **settings))
             tree = self._tree(self.parameters())
             return Audit.for_model(tree, reduce=self._reduce, replicated=self._replicated, **keywords)
         return on_every_rank(self.ranks, lambda: self._checked_audit(layers, **settings))

@@ -1,6 +1,8 @@
 """Setup shared by all integrations: check the settings, then make an audit or take the user's own."""
 
+import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
@@ -8,6 +10,7 @@ from coalmine.argument_checks import nonnegative_array, one_number, positive_arr
 from coalmine.audit.audit import Audit, OnViolation, Seed
 from coalmine.audit.claim import Claim
 from coalmine.estimators.mechanism import mechanism_epsilon
+from coalmine.storage.record import TOLERANCE
 from coalmine.storage.seed_file import read_seed
 
 CLIP_SCALE = 10.0  # length of a canary in clip norms, before a clip
@@ -32,20 +35,26 @@ class AuditSettings(TypedDict, total=False):
     seed_file: Path | str | None
     delta: float | None
     directory: Path | str | None
-    claim: Claim | float | None
+    claim: Claim | float | str | None
     on_violation: OnViolation | None
     deferred: bool | None
     audit: Audit | None
 
 
-def set_up_audit(layers: Sequence[tuple[str, int]] | None, **settings: Unpack[AuditSettings]) -> Audit:
+def set_up_audit(
+    layers: Sequence[tuple[str, int]] | None,
+    *,
+    unit: str | None = None,
+    adjacency: str | None = None,
+    **settings: Unpack[AuditSettings],
+) -> Audit:
     """The user's own audit, or a new one with a noise gauge for each layer.
 
     `layers` are pairs of name and size. It may be None if the audit is the user's own. A finished audit is rejected before
-    anything is written.
+    anything is written. `unit` and `adjacency` are those of the pipeline, for a claim that states none.
     """
     if settings.get("audit") is None:
-        keywords = new_audit_settings(layers is not None, **settings)
+        keywords = new_audit_settings(layers is not None, unit=unit, adjacency=adjacency, **settings)
         assert layers is not None
         return Audit(sum(size for _, size in layers), layers=layers, **keywords)
     audit = own_audit(**settings)
@@ -56,9 +65,17 @@ def set_up_audit(layers: Sequence[tuple[str, int]] | None, **settings: Unpack[Au
     return audit
 
 
-def new_audit_settings(has_model: bool, **settings: Unpack[AuditSettings]) -> dict[str, Any]:
-    """Keywords of a new `Audit`, seed included. Rejects missing settings, and a directory that holds a result."""
+def new_audit_settings(
+    has_model: bool, *, unit: str | None = None, adjacency: str | None = None, **settings: Unpack[AuditSettings]
+) -> dict[str, Any]:
+    """Keywords of a new `Audit`, seed included. Rejects missing settings, and a directory that holds a result.
+
+    A claim is completed by `full_claim`. It may also give the delta.
+    """
     keywords = _provided_settings(**settings)
+    claim = Claim.of(keywords.pop("claim", None))
+    if claim is not None and claim.delta is not None:
+        keywords.setdefault("delta", claim.delta)
     if not {"canaries", "delta"} <= keywords.keys():
         raise TypeError("audited() needs canaries and delta, or an audit of your own: audit=")
     if not has_model:
@@ -66,9 +83,25 @@ def new_audit_settings(has_model: bool, **settings: Unpack[AuditSettings]) -> di
     seed = read_secret(keywords.pop("seed", None), keywords.pop("seed_file", None))
     if "directory" in keywords:
         refuse_result(keywords["directory"])
-    if "claim" not in keywords:
+    if claim is None:
         keywords.pop("on_violation", None)  # `watch_noise` sets it later, with the noise multiplier as the claim
+    else:
+        keywords["claim"] = full_claim(claim, delta=keywords["delta"], unit=unit, adjacency=adjacency)
     return keywords | {"seed": seed}
+
+
+def full_claim(claim: Claim, *, delta: float, unit: str | None = None, adjacency: str | None = None) -> Claim:
+    """The claim with the delta, unit and adjacency of the pipeline where it states none; ValueError for another delta."""
+    delta = one_number("delta", delta)
+    check_delta(claim, delta)
+    stated = {"delta": delta, "unit": unit, "adjacency": adjacency}
+    return replace(claim, **{name: value for name, value in stated.items() if getattr(claim, name) is None})
+
+
+def check_delta(claim: Claim, delta: float) -> None:
+    """Reject a claim at another delta than the audit's."""
+    if claim.delta is not None and not math.isclose(claim.delta, delta, rel_tol=TOLERANCE):
+        raise ValueError(f"the claim must be at the audit's delta, {delta:g}, got one at delta {claim.delta:g}")
 
 
 def own_audit(**settings: Unpack[AuditSettings]) -> Audit:

@@ -50,7 +50,7 @@ class PickedRows:
         check_loader(loader, every_rank=every_rank)
         self.count = len(loader.dataset)
         self.dropped = 0  # batches with rows that the loop left out in the middle of a pass
-        self._loader, self._signals_waiting = loader, signals_waiting
+        self.loader, self._signals_waiting = loader, signals_waiting
         self._fills_empty = bool(getattr(loader.collate_fn, "rand_on_empty", False))
         self._delivered: list[tuple[_Pass, _Batch]] = []  # since the last step
         self._split: deque[_Batch] = deque()  # batches that BatchMemoryManager has split
@@ -61,7 +61,7 @@ class PickedRows:
 
     def release(self) -> None:
         """Give the loader and its batch sampler their own classes back."""
-        for thing in (self._loader, self._loader.batch_sampler):
+        for thing in (self.loader, self.loader.batch_sampler):
             if _is_watched(thing):
                 thing.__class__ = type(thing).__mro__[1]
 
@@ -69,7 +69,7 @@ class PickedRows:
         """Take the signal whether the batch that BatchMemoryManager just picked ends a step."""
         if self._other_pass is None or not self._other_pass.open:
             return  # a signal of the loop itself, about batches that this loader delivers
-        ahead = self._loader.num_workers * (self._loader.prefetch_factor or 0)
+        ahead = self.loader.num_workers * (self.loader.prefetch_factor or 0)
         if self._signals_waiting() > ahead + 1:
             raise ValueError(
                 "BatchMemoryManager gave a batch without a step for the one before it; call optimizer.step() for every "

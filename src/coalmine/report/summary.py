@@ -239,7 +239,7 @@ def coverage_lines(result: AuditResult) -> list[str]:
     lines = [f"checked: {', '.join(checked)}"] if checked else []
     lines += [
         f"{item.status}: {item.name} ({item.detail})"
-        for status in ("failed", "not checked", "cannot be checked")
+        for status in ("failed", "not checked", "cannot be checked", "does not apply")
         for item in result.audited
         if item.status == status
     ]

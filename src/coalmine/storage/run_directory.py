@@ -198,7 +198,8 @@ class RunDirectory:
                 raise ValueError(f"{self.path} holds an audit with other settings (it differs in {', '.join(changed)})")
             if given.claim is not None and not alike(statement.claim, given.claim):
                 raise ValueError(
-                    f"{self.path} holds an audit that started with another claim; choose another directory"
+                    f"{self.path} holds an audit that started with another claim: {_claim_text(statement.claim)}, not "
+                    f"{_claim_text(given.claim)}; omit claim= to resume it, or choose another directory"
                 )
             if given.initial_sha256 is not None and statement.initial_sha256 != given.initial_sha256:
                 raise ValueError(
@@ -327,6 +328,12 @@ class RunDirectory:
                 f"{self.path / name} has schema version {shown(version)}, this coalmine reads {SCHEMA_VERSION}"
             )
         return values
+
+
+def _claim_text(claim: Mapping[str, Any] | None) -> str:
+    """A claim's fields in a message."""
+    known = {name: value for name, value in (claim or {}).items() if value not in (None, False)}
+    return ", ".join(f"{name} {shown(value)}" for name, value in known.items()) or "none"
 
 
 def _metrics(line: bytes) -> dict[str, Any] | None:
