@@ -411,7 +411,6 @@ class _Steps:
         noise_std = mechanism.noise_std(number)
         others = self._leaves(state.others) if noise_std or present.size else None
         self._steps_without_others += others is None
-        self._rewound.compare()  # the round before: this one may be measured later
         self._audit.observe_round(
             number,
             self._leaves(state.model_delta),
@@ -422,6 +421,7 @@ class _Steps:
             scale=1.0 if self._scale is None else self._scale,
             participants=participants,
         )
+        self._rewound.compare()
         self._journal.add_round(
             number,
             canaries=int(present.size),

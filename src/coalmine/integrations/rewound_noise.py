@@ -72,13 +72,13 @@ class RewoundNoise:
         self._compared = number
 
     def compare(self) -> None:
-        """Compare the rounds that the audit has recorded since the last call."""
+        """Compare the rounds that the audit has recorded since the last call. Waits for a round only if it is compared."""
         if not self._kept:
             return
         first = self._audit.settings.canaries
         for item in self._audit.log.rounds_after(self._compared):
             self._compared = item.number
-            before, now = self._kept.get(item.number), _Release.of(item, first)
+            before, now = self._kept.pop(item.number, None), _Release.of(item, first)
             if before is not None and now is not None and now.has_noise_of(before):
                 self.rounds += 1
 
