@@ -3,6 +3,7 @@
 import numpy as np
 import torch
 from opacus import PrivacyEngine
+from opacus.accountants import PRVAccountant
 from opacus.utils.batch_memory_manager import BatchMemoryManager
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -59,6 +60,13 @@ def make(
     return model, optimizer, loss, loader, engine
 
 
+def quoted(*, rate=1.0, steps, noise_multiplier=1.0, delta=1e-5):
+    """The epsilon that Opacus's accountant quotes for these steps."""
+    accountant = PRVAccountant()
+    accountant.history = [(noise_multiplier, rate, steps)]
+    return accountant.get_epsilon(delta)
+
+
 def dimension(optimizer):
     return sum(p.numel() for p in optimizer.params)
 
@@ -79,15 +87,21 @@ def start(
     seed=0,
     directory=None,
     observe=False,
+    claim="quoted",
     **settings,
 ):
     """A trained optimizer with an unfinished audit, and the engine. `fault` changes the optimizer before the audit does.
 
-    With `observe`, canaries join the steps of their rows in the loader; otherwise they are sampled on their own.
+    With `observe`, canaries join the steps of their rows in the loader; otherwise they are sampled on their own. The claim
+    is what the accountant quotes for the steps, unless another is given.
     """
     model, optimizer, loss, loader, engine = make(seed=seed, **settings)
     if fault:
         fault(optimizer)
+    noise = settings.get("noise_multiplier", 1.0)
+    if claim == "quoted":
+        rate = 1 / len(loader) if observe else sampling_probability
+        claim = quoted(rate=rate, steps=steps, noise_multiplier=noise) if noise else None
     coin = {"sampling_probability": sampling_probability, "rng": np.random.default_rng(seed)}
     optimizer = audited(
         optimizer,
@@ -97,6 +111,7 @@ def start(
         delta=1e-5,
         through_clip=through_clip,
         directory=directory,
+        claim=claim,
         **({"data_loader": loader} if observe else coin),
     )
     audit = optimizer.audit

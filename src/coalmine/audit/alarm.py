@@ -16,7 +16,10 @@ from scipy.special import ndtr
 from coalmine.audit.claim import LARGEST_CLAIM, Claim
 from coalmine.audit.gauge import Gauge
 from coalmine.audit.gauge_reader import GaugeReader
-from coalmine.audit.legs import SampledClaim
+from coalmine.audit.legs import SampledClaim, read_claim
+from coalmine.audit.noise_schedule import EQUAL, counted_strengths
+from coalmine.audit.noise_signal import NoiseSignal
+from coalmine.audit.round_limits import lower_limit
 from coalmine.audit.stated_noise import StatedReader
 from coalmine.audit.verdict import (
     ROUNDED,
@@ -31,6 +34,7 @@ from coalmine.audit.verdict import (
     stated_too_little,
 )
 from coalmine.audit.views import Look, Looker, View
+from coalmine.estimators.amplification import amplified_noise
 from coalmine.estimators.sequential import RunningEvidence, spent_level
 from coalmine.storage.record import Settings, presentation_counts
 from coalmine.storage.rounds_file import Entry, Round
@@ -93,6 +97,8 @@ class AlarmReader:
     """
 
     def __init__(self, settings: Settings, claim: Claim) -> None:
+        last = 0 if settings.sampling is None else settings.sampling.total_rounds
+        claim = read_claim(claim, settings, last) or claim
         self._settings, self._claim = settings, claim
         self._sampled: SampledClaim | None = None
         if claim.amplified:
@@ -108,7 +114,10 @@ class AlarmReader:
         self._stated = StatedReader(settings)
         self._entries: list[Entry] = []
         loosely = replace(claim, epsilon=min(ROUNDED * claim.epsilon, LARGEST_CLAIM))  # printed claims are rounded
-        self._evidence = RunningEvidence(self._case(loosely).noise)
+        self._needed_noise = self._case(loosely).noise  # in every round, if all have equal noise
+        self._evidence = RunningEvidence(self._needed_noise)
+        self._multipliers: list[float] = []  # stated, round by round
+        self._slack, self._slack_at = 1.0, 0  # claimed noise over stated noise, and the rounds at which it was computed
         self.claimed_noise = self._case(claim).noise  # the noise multiplier that the claim needs
         self._looks, self._next_look = 0, 1
         self.alarm: Alarm | None = None
@@ -140,6 +149,8 @@ class AlarmReader:
         if self._looker is None:
             self._states_noise = item.noise_std is not None
             self._looker = Looker(self._settings, claimed=self._states_noise)
+        if item.noise_std and item.clip_declared:
+            self._multipliers.append(item.noise_std / item.clip_norm)
         self.last_round = item.number
         self._times[item.present] += 1
         self._entries.append(Entry.of(item))
@@ -148,12 +159,54 @@ class AlarmReader:
         look = self._looker.look(item)
         self._gauges.add(look)
         self._stated.add(look)
+        if self._settings.noise is None:
+            look = self._weighted(look)
         if self._expected is not None and self._claim.participations is None and self._sampled is None:
             self._follows_schedule &= bool((self._times <= self._expected).all())
         if self._follows_schedule:
             self._add_scores(look)
         if len(self._entries) >= self._next_look:
             self._look_at_gauges()
+
+    def _weighted(self, look: Look) -> Look:
+        """The round with weights by which the claim's own noise gives every presentation the same expected score.
+
+        The claim allows `slack` times the stated noise, or all of it if that already exceeds the claim. Without stated
+        noise it allows equal noise in all rounds.
+        """
+        scores = self._stated.round_scores()
+        stated = len(self._multipliers) == len(self._entries) and bool(self._multipliers)
+        if not stated or scores is None or not scores.credible:
+            return look
+        count = len(self._multipliers)
+        if min(self._multipliers) * (1 + EQUAL) >= max(self._multipliers):
+            self._slack = min(self._needed_noise / self._multipliers[0], 1.0)
+        elif count & (count - 1) == 0 or self._slack_at * 2 <= count:
+            self._slack, self._slack_at = min(self._slack_of(np.array(self._multipliers)), 1.0), count
+        weight = self._needed_noise / (self._slack * self._multipliers[-1])
+        if math.isclose(weight, 1.0, rel_tol=EQUAL):
+            return look
+        views = {name: getattr(look, name) for name in ("plain", "white_residual")}
+        changed = {name: replace(view, weights=weight) for name, view in views.items() if view is not None}
+        return replace(look, **changed)
+
+    def _slack_of(self, multipliers: npt.NDArray[np.float64]) -> float:
+        """The factor on the stated noise at which the whole run uses up the claim, if it goes on as it went so far."""
+        reference = float(np.median(multipliers))
+        if self._sampled is None:
+            times = self._claim.participations or self._planned or 1
+            strongest = np.sort(1 / multipliers)[::-1][:times]
+            return self._needed_noise * math.sqrt(float(np.mean(strongest**2)))
+        scheme = self._sampled.sampling
+        share = scheme.total_rounds / multipliers.size
+        strengths = tuple(
+            (strength, max(round(count * share), 1)) for strength, count in counted_strengths(reference / multipliers)
+        )
+        return amplified_noise(self._claim.epsilon, replace(scheme, strengths=strengths), self._settings.delta) / reference
+
+    @property
+    def _planned(self) -> int | None:
+        return None if self._expected is None else int(self._expected.max())
 
     def _add_scores(self, look: Look) -> None:
         view, members = look.white_residual, np.ones(0, dtype=bool)
@@ -176,18 +229,29 @@ class AlarmReader:
             rung = "known-others" if look.white_residual is not None else "known-round"
             self._raise(self._evidence_facts(rung))
         elif p_value < level:
-            self._raise(
-                Verdict(
-                    outcome=VIOLATION,
-                    code="round",
-                    score=score / math.sqrt(presentations),
-                    claimed_score=1 / self.claimed_noise,
-                    p_value=p_value,
-                    level=level,
-                    rounds=1,
-                    first_round=look.item.number,
-                )
+            self._raise_round(view, members, level, p_value)
+
+    def _raise_round(self, view: View, members: npt.NDArray[np.bool_], level: float, p_value: float) -> None:
+        """Raise the alarm if one round by itself has less noise than the whole claim allows."""
+        scores = view.observed[view.present[members]]
+        signal = NoiseSignal(float(scores.mean()), float(scores.size), view.dof, view.dof, 0.0)
+        case = self._case(self._claim)
+        epsilon = case.composed(np.array([lower_limit(signal, level)])) if not case.evidence.correlated else math.inf
+        if not case.exceeded(epsilon):
+            return
+        weight = float(np.mean(view.weights))
+        self._raise(
+            Verdict(
+                outcome=VIOLATION,
+                code="round",
+                score=signal.beta,
+                claimed_score=weight / self._needed_noise,
+                p_value=p_value,
+                level=level,
+                rounds=1,
+                first_round=view.number,
             )
+        )
 
     def _evidence_facts(self, rung: str) -> Verdict:
         return Verdict(
@@ -215,7 +279,8 @@ class AlarmReader:
             also = tuple(f"the {gauge.name} gauge" for gauge in proofs[1:])
             self._raise(replace(proof(proofs[0], case), evidence=also))
             return
-        stated = stated_too_little(case) if case.times is not None and case.times <= count else None
+        enough = min(self._multipliers, default=0.0) >= self.claimed_noise
+        stated = None if case.times is None or enough else stated_too_little(case)
         facts = stated or self._sampler_facts()
         if facts is not None:
             self._raise(facts)
@@ -232,7 +297,7 @@ class AlarmReader:
         settings, sampled = self._settings, self._sampled
         evidence = Evidence(
             delta=settings.delta,
-            planned=None if self._expected is None else int(self._expected.max()),
+            planned=self._planned,
             presentations=int(self._times.max()),
             rounds=self._stated.round_scores(),
             stated=self._stated.stated_noise(),

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from coalmine.argument_checks import one_number, shown, whole_number
+from coalmine.argument_checks import count_of, one_number, shown, whole_number
 from coalmine.estimators.sampling import Sampling, checked_sampling, sampling_from_dict, sampling_to_dict
 
 LARGEST_CLAIM = 1e100  # twice this does not overflow
@@ -136,6 +136,20 @@ class Claim:
         """This number in the accounting of `accounted`, which the pipeline gives; what was stated with it stays."""
         stated = {name: getattr(self, name) for name in TERMS if getattr(self, name) is not None}
         return replace(accounted, epsilon=self.epsilon, **stated)
+
+    def sentence(self, delta: float) -> str:
+        """How the number was read, in one line."""
+        unit = self.unit or "client"
+        if self.sampling is not None:
+            terms = f"whole training, sampling counted ({self.sampling}, {self.adjacency or self.sampling.adjacency})"
+        elif self.bare:
+            terms = "whole training, no sampling counted"
+        else:
+            times = "" if self.participations is None else f" in {count_of(self.participations, 'known round')}"
+            terms = f"the mechanism's epsilon{times}, no sampling counted"
+        if self.adjacency is not None and self.sampling is None:
+            terms += f", {self.adjacency}"
+        return f"claimed epsilon {self.epsilon:.4g} at delta {delta:.3g}: one {unit}, {terms}"
 
     @property
     def amplified(self) -> bool:

@@ -12,7 +12,8 @@ from coalmine.audit.claim import Claim
 from coalmine.audit.coverage import AuditedItem, CoverageReader, audited_items, checked_items
 from coalmine.audit.gauge_reader import GaugeReader
 from coalmine.audit.ladder import LadderReader, Scores, presented_times
-from coalmine.audit.legs import SampledClaim, judge_sampled, moves_in_groups
+from coalmine.audit.legs import SampledClaim, judge_sampled, moves_in_groups, read_claim, with_schedule
+from coalmine.audit.noise_schedule import NoiseSchedule
 from coalmine.audit.noise_signal import NoiseSignal
 from coalmine.audit.result import Adversary, AuditResult, Row
 from coalmine.audit.result_rows import make_headline, make_row, make_sampled_row, sampled_headline, without_bound
@@ -20,8 +21,9 @@ from coalmine.audit.stated_noise import StatedReader
 from coalmine.audit.training_gauges import TrainingReader
 from coalmine.audit.unknown_round import RUNG as UNKNOWN
 from coalmine.audit.unknown_round import UnknownRound, UnknownRoundReader, stated_multiplier
-from coalmine.audit.verdict import PASS, UNDERPOWERED, VIOLATION, Evidence, Verdict, judge
+from coalmine.audit.verdict import PASS, UNDERPOWERED, VIOLATION, Evidence, Verdict, judge, judge_unclaimed
 from coalmine.audit.views import Reader, read_log
+from coalmine.estimators.sampling import FixedSize, Poisson
 from coalmine.storage.record import FEWEST, Settings, presentation_counts
 from coalmine.storage.rounds_file import RoundLog
 
@@ -56,17 +58,19 @@ def derive_result(
         number = one_number("analytical_epsilon", analytical_epsilon)
         analytical_epsilon = float(nonnegative_array("analytical_epsilon", number))
     audited = checked_items(audited)
+    claim = read_claim(claim, settings, max(log.numbers, default=0))
+    schedule = NoiseSchedule.of(log.observed, settings)
     rung_reader, gauge_reader = LadderReader(log, settings), GaugeReader(settings, len(log.numbers))
     stated, facts, training = StatedReader(settings), CoverageReader(), TrainingReader(settings)
-    sampled = _sampled(claim, log, settings)
-    hidden, why = _unknown_rounds(log, settings, sampled)
+    sampled = _sampled(claim, log, settings, schedule)
+    hidden, why = _unknown_rounds(log, settings, sampled, schedule)
     alarms = AlarmReader(settings, claim) if watched and claim is not None else None
     more_readers = [reader for reader in (hidden, alarms) if reader is not None]
     read_log(log, settings, rung_reader, gauge_reader, stated, facts, training, *more_readers)
     gauges = [*gauge_reader.gauges(), *training.gauges(log.final)]
     unknown = None if hidden is None else hidden.reading()
     rungs = _in_order(rung_reader.scores(log.final), unknown)
-    evidence = replace(_evidence(log, settings, stated, clients), vouched=others_complete)
+    evidence = replace(_evidence(log, settings, stated, clients), vouched=others_complete, schedule=schedule)
     participations = evidence.planned if claim is None else claim.participations or evidence.planned
     verdict: Verdict | None = None
     by_rung: dict[str, Verdict] = {}
@@ -78,6 +82,8 @@ def derive_result(
     elif sampled is not None:
         verdict, by_rung, legs, more = judge_sampled(sampled, rungs, gauges, evidence, log, settings, stated.clip_norms)
         notes += more
+    else:
+        verdict = judge_unclaimed(rungs, gauges, evidence)
     alarm = None if alarms is None else alarms.alarm
     if alarm is not None:
         verdict = verdict if verdict is not None and verdict.outcome == VIOLATION else alarm.verdict
@@ -159,15 +165,19 @@ def derive_scores(
     The readers `beside` take each round in the same pass, after the ladder's own `reader`.
     """
     reader = LadderReader(log, settings) if reader is None else reader
-    hidden, _ = _unknown_rounds(log, settings, _sampled(claim, log, settings))
+    claim = read_claim(claim, settings, max(log.numbers, default=0))
+    schedule = NoiseSchedule.of(log.observed, settings)
+    hidden, _ = _unknown_rounds(log, settings, _sampled(claim, log, settings, schedule), schedule)
     read_log(log, settings, reader, *([] if hidden is None else [hidden]), *beside)
     return _in_order(reader.scores(log.final), None if hidden is None else hidden.reading())
 
 
-def _sampled(claim: Claim | None, log: RoundLog, settings: Settings) -> SampledClaim | None:
+def _sampled(
+    claim: Claim | None, log: RoundLog, settings: Settings, schedule: NoiseSchedule | None
+) -> SampledClaim | None:
     if claim is None or not claim.amplified:
         return None
-    return SampledClaim.of(claim, delta=settings.delta, rounds=len(log.numbers))
+    return SampledClaim.of(claim, delta=settings.delta, rounds=len(log.numbers), schedule=schedule)
 
 
 def _in_order(rungs: list[Scores], unknown: UnknownRound | None) -> list[Scores]:
@@ -216,7 +226,7 @@ def _group(scores: Scores) -> str:
 
 
 def _unknown_rounds(
-    log: RoundLog, settings: Settings, sampled: SampledClaim | None
+    log: RoundLog, settings: Settings, sampled: SampledClaim | None, schedule: NoiseSchedule | None
 ) -> tuple[UnknownRoundReader | None, str | None]:
     """The reader of the rung unknown-round if its scheme is declared, or a note why there is none."""
     sampling = settings.sampling if sampled is None else sampled.sampling
@@ -225,6 +235,10 @@ def _unknown_rounds(
     if settings.noise is not None:
         return None, f"{UNKNOWN}: left out, as it is known for noise that is fresh in every round only"
     noise = stated_multiplier(log) if sampled is None else sampled.noise
+    if schedule is not None:
+        if not isinstance(sampling, Poisson | FixedSize):
+            return None, f"{UNKNOWN}: left out, as rounds state different noise, which is known for Poisson sampling only"
+        sampling, noise = with_schedule(sampling, schedule), schedule.reference
     if noise is not None and noise < LEAST_NOISE:
         return None, f"{UNKNOWN}: left out, as a noise multiplier of {noise:.2g} hides nobody"
     if noise is None:

@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from coalmine.argument_checks import Floats
+from coalmine.audit.noise_schedule import NoiseSchedule
 from coalmine.audit.views import SMALLEST, Look, View, block_scale, read_log, sketch_columns
 from coalmine.estimators.correlated import CorrelatedNoise
 from coalmine.estimators.gaussians import Gaussian
@@ -38,8 +39,8 @@ class Scores:
     `null` is the closed-form law of an unobserved score; None if only the unobserved scores are known. The bound compares
     `bound_observed` (default: the scores) with `bound_null`, or with the unobserved scores if that is None.
     `presentations` is None if they make no difference or if canaries with different numbers are pooled (`mixed`).
-    `strength` is the mean of ‖Cu‖² over the canaries under correlated noise, and `largest_strength` the largest. They
-    replace the presentations, and are None under independent noise. `null_dof` is the number of directions from which the
+    `strength` is the mean of ‖Cu‖² over the canaries under correlated noise, or of Σ(reference/z_t)² if rounds state
+    different noise, and `largest_strength` the largest. They replace the presentations, and are None under equal noise. `null_dof` is the number of directions from which the
     null's scale is estimated in all rounds, `round_dof` in one round.
     """
 
@@ -84,6 +85,7 @@ class LadderReader:
         self._present: dict[int, npt.NDArray[np.int32]] = {}
         self._times = np.zeros(settings.canaries, dtype=np.int64)
         self._largest: list[Floats] | None = None  # of the observed canaries, and of the unobserved ones
+        self._scheduled = NoiseSchedule.of(log.observed, settings) is not None
         self._known = _Presentations(log, settings, residual=False)
         self._residual = _Presentations(log, settings, residual=True)
         self._shared = _SharedVariance(log, settings)
@@ -121,8 +123,8 @@ class LadderReader:
             observed, unobserved = (values.copy() for values in self._largest)
             rungs.append(Scores(rung="all-iterates", observed=observed, unobserved=unobserved))
         exposures = None if settings.noise is None else _exposures(self._present, settings, settings.noise)
-        rungs += _known_scores(settings, self._known, self._times, self._shared, exposures, largest_groups)
-        rungs += _known_scores(settings, self._residual, self._times, None, None, largest_groups)
+        rungs += _known_scores(settings, self._known, self._times, self._shared, exposures, largest_groups, self._scheduled)
+        rungs += _known_scores(settings, self._residual, self._times, None, None, largest_groups, self._scheduled)
         # the user's own attacks: their scores after the last round, against those of unobserved canaries
         return rungs + [
             Scores(rung=name, observed=values[: settings.canaries], unobserved=values[settings.canaries :])
@@ -242,11 +244,13 @@ def _known_scores(
     shared: "_SharedVariance | None",
     exposures: Floats | None,
     largest_group: bool,
+    scheduled: bool,
 ) -> list[Scores]:
     """The scores of known-round, which needs the `shared` variance of a canary's rounds, or of known-others.
 
     `took_part` is the number of rounds of each canary. Under correlated noise known-round needs the canaries' `exposures`.
-    With `largest_group`, only the largest group of canaries that took part equally often.
+    With `largest_group`, only the largest group of canaries that took part equally often. `scheduled` means that rounds
+    state different noise.
     """
     if not totals.sizes:
         return []
@@ -270,6 +274,7 @@ def _known_scores(
     absent = totals.unobserved_sums / std[owners]
     pooled = totals.dof * sum(totals.sizes) ** 2 / sum(size * size for size in totals.sizes)
     strengths = totals.strengths if exposures is None else exposures
+    varied = scheduled or settings.noise is not None
     scored = []
     for times in groups:
         members = np.flatnonzero(presented == times)
@@ -286,14 +291,14 @@ def _known_scores(
         scored.append(
             Scores(
                 rung="known-others" if residual else "known-round",
-                observed=_at_one_strength(scores[members], np.sqrt(own)) if whitened else scores[members],
+                observed=_at_one_strength(scores[members], np.sqrt(own)) if whitened or scheduled else scores[members],
                 unobserved=absent[(presented == times)[owners]],
                 null=null,
                 null_dof=_dof(settings, pooled, estimated=not closed, whitened=whitened),
                 round_dof=totals.dof if closed else float(settings.unobserved),
                 presentations=int(times),
-                strength=None if settings.noise is None else float(own.mean()),
-                largest_strength=None if settings.noise is None else float(own.max()),
+                strength=float(own.mean()) if varied else None,
+                largest_strength=float(own.max()) if varied else None,
                 **bound,
             )
         )
@@ -382,12 +387,12 @@ class _SharedVariance:
         if not members.size:
             return
         if self._sums is not None:
-            row = self._weigh(view) * view.unobserved[: self._sums.shape[1]]
+            row = self._weigh(view) * float(np.mean(view.weights)) * view.unobserved[: self._sums.shape[1]]
             for index in self._indices[members]:
                 self._sums[index] += row
             return
         self._rows.append(view.unobserved[: self._columns].astype(np.float32))
-        self._weights.append(self._weigh(view))
+        self._weights.append(self._weigh(view) * float(np.mean(view.weights)))
         self._present.append(members)
 
     def variance(self, times: npt.NDArray[np.int64]) -> Floats:

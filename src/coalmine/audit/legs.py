@@ -15,6 +15,7 @@ from scipy.optimize import brentq
 from coalmine.audit.claim import Claim
 from coalmine.audit.gauge import Gauge
 from coalmine.audit.ladder import Scores
+from coalmine.audit.noise_schedule import NoiseSchedule
 from coalmine.audit.schedule import Indices
 from coalmine.audit.unknown_round import RUNG
 from coalmine.audit.verdict import (
@@ -32,7 +33,7 @@ from coalmine.audit.verdict import (
 from coalmine.estimators.amplification import amplified_epsilon, amplified_noise
 from coalmine.estimators.mechanism import mechanism_epsilon
 from coalmine.estimators.sampler_tests import SamplerReading, rate_power, read_sampler
-from coalmine.estimators.sampling import FixedSize, Poisson, RandomAllocation, Sampling
+from coalmine.estimators.sampling import FixedSize, Poisson, RandomAllocation, Sampling, largest_exposure
 from coalmine.storage.record import FEWEST, Settings
 from coalmine.storage.rounds_file import Entry, RoundLog
 
@@ -65,15 +66,25 @@ class SampledClaim:
     delta: float
 
     @classmethod
-    def of(cls, claim: Claim, *, delta: float, rounds: int) -> "SampledClaim":
-        """The claim on a run with this many observed rounds."""
+    def of(
+        cls, claim: Claim, *, delta: float, rounds: int, schedule: NoiseSchedule | None = None
+    ) -> "SampledClaim":
+        """The claim on a run with this many observed rounds, which may state different noise."""
         assert claim.sampling is not None
-        sampling = _with_rounds(claim.sampling, rounds)
-        noise = claim.noise_multiplier or amplified_noise(claim.epsilon, claim.sampling, delta)
+        sampling = with_schedule(_with_rounds(claim.sampling, rounds), schedule)
+        if schedule is not None:
+            noise = schedule.reference
+        else:
+            noise = claim.noise_multiplier or amplified_noise(claim.epsilon, claim.sampling, delta)
         tested = noise
         if amplified_epsilon(noise, sampling, delta).high < claim.epsilon / ROUNDED:
             tested = min(noise, amplified_noise(claim.epsilon, sampling, delta))
         return cls(claim, sampling, noise, tested, delta)
+
+    @property
+    def most_noise(self) -> float:
+        """The noise multiplier of the rounds with the most noise."""
+        return self.noise / min((strength for strength, _ in self.sampling.strengths), default=1.0)
 
     def unobserved(self, log: RoundLog) -> int:
         """The number of the claim's rounds that were not observed, whose noise and sampling are unknown."""
@@ -87,7 +98,9 @@ class SampledClaim:
     @property
     def accounting(self) -> Verdict:
         """The accounting leg."""
-        accounted = amplified_epsilon(self.noise, self.sampling, self.delta)
+        varied, own = bool(self.sampling.strengths), self.claim.noise_multiplier
+        noise, scheme = (own, replace(self.sampling, strengths=())) if varied and own else (self.noise, self.sampling)
+        accounted = amplified_epsilon(noise, scheme, self.delta)
         facts = Verdict(
             outcome=PASS,
             code="accounted",
@@ -96,15 +109,16 @@ class SampledClaim:
             epsilon=accounted.high,
             epsilon_range=(accounted.low, accounted.high),
             epsilon_kind=accounted.kind,
-            claimed_noise=self.noise,
+            claimed_noise=noise,
             accountant=accounted.accountant,
             adjacency=accounted.adjacency,
             scheme=str(self.sampling),
         )
         if not self.refutes(accounted.high):
             return facts
-        outcome = VIOLATION if self.refutes(accounted.low) else UNDERPOWERED
-        return replace(facts, outcome=outcome, code="accounting" if outcome == VIOLATION else "range")
+        if not self.refutes(accounted.low):
+            return replace(facts, outcome=UNDERPOWERED, code="range")
+        return replace(facts, outcome=VIOLATION, code="stated" if varied and not own else "accounting")
 
     def sampling_leg(self, observed: Sequence[Entry], settings: Settings, clip_norms: Sequence[float]) -> Verdict:
         """The sampling leg, from the observed rounds and their clip norms."""
@@ -147,7 +161,7 @@ class SampledClaim:
         rate = self._detectable_rate(reading)
         reached = math.inf
         if rate is not None:
-            detectable = Poisson(rate, reading.rounds)
+            detectable = Poisson(rate, reading.rounds, self.sampling.strengths)
             reached = amplified_epsilon(self.tested, detectable, self.delta).high
         enough = rate is not None and reading.picks >= FEWEST and reached <= 2 * ROUNDED * self.claim.epsilon
         return replace(
@@ -175,13 +189,14 @@ class SampledClaim:
     ) -> tuple[float, float]:
         """The range of epsilon for the observed sampler: the lower end with the claimed noise, the upper with the tested."""
         rounds = self.sampling.total_rounds
-        known = float(mechanism_epsilon(self.tested, delta=self.delta, participations=rounds))
+        exposed = self.tested / math.sqrt(largest_exposure(self.sampling, rounds) / rounds)
+        known = float(mechanism_epsilon(exposed, delta=self.delta, participations=rounds))
         named = reading.candidates if reading.seen in NAMED else ()
         ranges = [self._range_of(scheme, reading) for scheme in named]
         low = min((low for low, _ in ranges), default=0.0)
         high = max((high for _, high in ranges), default=known)
         if reading.seen in ("too many", "uneven") and reading.worst_rate > 0:
-            often = Poisson(min(reading.worst_rate, 1.0), rounds)
+            often = Poisson(min(reading.worst_rate, 1.0), rounds, self.sampling.strengths)
             low = max(low, amplified_epsilon(self.noise, often, self.delta).low)
         if reading.seen == "repeated order":
             low = max(low, self._repeated(reading, present, numbers, canaries))
@@ -190,11 +205,12 @@ class SampledClaim:
             shares = np.array([row.size for row in present]) / canaries
             certain = math.floor(float(shares[shares >= EVERYONE].sum()) + 1e-9)
             if certain:
-                low = max(low, float(mechanism_epsilon(self.noise, delta=self.delta, participations=certain)))
+                low = max(low, float(mechanism_epsilon(self.most_noise, delta=self.delta, participations=certain)))
         return low, max(low, high)
 
     def _range_of(self, scheme: Sampling, reading: SamplerReading) -> tuple[float, float]:
         """The range of epsilon of a scheme; over the interval of its rate, if that was measured."""
+        scheme = replace(scheme, strengths=self.sampling.strengths)
         slowest, fastest = self._at_rates(scheme, reading)
         low = amplified_epsilon(self.noise, slowest, self.delta).low
         return low, amplified_epsilon(self.tested, fastest, self.delta).high
@@ -219,7 +235,7 @@ class SampledClaim:
         returns = _fixed_returns(present, numbers, canaries, period)
         if returns < 2:
             return 0.0
-        return amplified_epsilon(self.noise / math.sqrt(returns), RandomAllocation(period), self.delta).low
+        return amplified_epsilon(self.most_noise / math.sqrt(returns), RandomAllocation(period), self.delta).low
 
     def _cyclic(
         self, reading: SamplerReading, present: Sequence[Indices], numbers: Sequence[int], canaries: int
@@ -241,7 +257,7 @@ class SampledClaim:
         if not read_sampler(rows, list(together), canaries, coin).passed:
             return 0.0
         slowest = Poisson(min(max(groups * reading.rate_interval[0], 1e-12), 1.0), turns)
-        within = amplified_epsilon(self.noise, slowest, groups * self.delta).low
+        within = amplified_epsilon(self.most_noise, slowest, groups * self.delta).low
         return within + math.log(math.exp(-within) + (1 - math.exp(-within)) / groups)
 
 
@@ -341,6 +357,21 @@ def _combine(legs: dict[str, Verdict], bounds: dict[str, Verdict], rung: str | N
         ),
         power=POWER,
     )
+
+
+def with_schedule(sampling: Sampling, schedule: NoiseSchedule | None) -> Sampling:
+    """The scheme with the strengths of its rounds."""
+    return sampling if schedule is None else replace(sampling, strengths=schedule.counted(sampling.total_rounds))
+
+
+def read_claim(claim: Claim | None, settings: Settings, last_round: int) -> Claim | None:
+    """The claim as it is judged: a bare number counts sampling if the audit knows the scheme, over the steps that ran."""
+    if claim is None or not claim.bare or settings.sampling is None:
+        return claim
+    sampling = settings.sampling
+    if isinstance(sampling, Poisson | FixedSize):
+        sampling = replace(sampling, rounds=max(last_round, 1))
+    return claim.read_as(Claim(claim.epsilon, sampling=sampling))
 
 
 def _with_rounds(sampling: Sampling, rounds: int) -> Sampling:

@@ -1,6 +1,7 @@
 """Turns a verdict's facts into a sentence."""
 
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from coalmine.audit.gauge import MOVED, TRAINED, meaning_of
@@ -36,6 +37,8 @@ def _passed(v: "Verdict") -> str:
 
 
 def _refuted(v: "Verdict") -> str:
+    if v.code == "less noise":
+        return f"nothing was claimed, but there is less noise than the rounds state: {_refuted(replace(v, code=v.detail))}"
     if v.code == "accounting":
         return f"{_accounted(v)}, more than the claimed {v.claimed_epsilon:.4g}"
     if v.code == "sampler":
@@ -58,16 +61,17 @@ def _refuted(v: "Verdict") -> str:
         compared = f"above the {v.claimed_score:.3f} that the claim implies"
         return f"mean score per presentation {v.score:.3f}, {compared} (p = {v.p_value:.1g})"
     if v.code == "round":
-        which = f"round {v.first_round}" if v.rounds == 1 else f"the {v.rounds} rounds that state the least noise"
         return (
-            f"mean score {v.score:.3f} in {which}, above the {v.claimed_score:.3f} that the claim implies "
+            f"mean score {v.score:.3f} in round {v.first_round}, above the {v.claimed_score:.3f} that its noise implies "
             f"(p = {v.p_value:.1g}; the level is {v.level:.1g}, since many rounds are tested)"
         )
-    if v.code == "stated":
+    if v.code == "composed":
         return (
-            f"the stated noise multiplier is {v.measured_noise:.4g} in the rounds with the least noise, where the claim "
-            f"needs {v.claimed_noise:.4g}: a client in those rounds has an epsilon of {v.epsilon:.3g}"
+            f"with the most noise that the scores allow in each round, epsilon is at least {v.epsilon:.3g}, above the "
+            f"claimed {v.claimed_epsilon:.4g}"
         )
+    if v.code == "stated":
+        return _stated(v)
     where = f" in {v.rounds} rounds, first in round {v.first_round}" if v.rounds else ""
     text = f"the {_gauge(v)} left {_limits(v)}{where}"
     if v.noise_left is None:
@@ -75,6 +79,18 @@ def _refuted(v: "Verdict") -> str:
     return (
         f"{text}: at most {v.noise_left:.3g} of the stated noise protects a client, which means an epsilon of at least "
         f"{v.epsilon:.3g}"
+    )
+
+
+def _stated(v: "Verdict") -> str:
+    if v.scheme is not None:
+        return (
+            f"the noise that the rounds state composes to an epsilon of {v.epsilon:.4g} for {v.scheme}, above the claimed "
+            f"{v.claimed_epsilon:.4g}"
+        )
+    return (
+        f"the stated noise multiplier is {v.measured_noise:.4g} in the rounds with the least noise, where the claim "
+        f"needs {v.claimed_noise:.4g}: a client in those rounds has an epsilon of {v.epsilon:.3g}"
     )
 
 
@@ -123,6 +139,7 @@ SENTENCES = {
     "depends on the data, and the accounting assumes that it does not",
     "shrunk": "updates within the clip norm arrive at {v.length:.2g} of their norm when others are long: one client decides "
     "how much the others count, so one client's effect is not bounded by the clip norm",
+    "no claim": "nothing was claimed, so nothing can pass: state the epsilon before training, for example claim=3.0",
     "no canaries": "no round with a canary in it was observed, so the noise is unknown",
     "hidden": "nothing refutes the claim, but real updates could hide missing noise, so these scores cannot confirm it",
     "weak": "nothing refutes the claim, but this attacker is too weak to confirm it",
@@ -132,6 +149,9 @@ SENTENCES = {
     "stated": "the stated noise varies: a client in the rounds with the least noise has a noise multiplier of "
     "{v.measured_noise:.3g}, where the claim needs {v.claimed_noise:.3g}. Pass clip_norm in the units of model_delta to "
     "decide this",
+    "weak rounds": "the scores show less noise than stated in {v.rounds} rounds, first in round {v.first_round} (p = "
+    "{v.p_value:.1g}; the level is {v.level:.1g}). With the noise that they measure, epsilon is {v.epsilon:.3g}, and the "
+    "claim is {v.claimed_epsilon:.4g}",
     "uneven": "the canaries' scores spread {v.spread:.3g} times as much as if all canaries counted equally (limit "
     "{v.most_spread:.3g}): some were lost or count for more. If the others are complete, about {v.canaries_lost} of "
     "{v.canaries} did not arrive",

@@ -10,7 +10,7 @@ from msgspec import convert
 
 from coalmine.argument_checks import count_of, shown
 from coalmine.audit.alarm import Alarm
-from coalmine.audit.claim import Claim
+from coalmine.audit.claim import TERMS, Claim
 from coalmine.audit.coverage import AuditedItem
 from coalmine.audit.gauge import LAYER, Gauge
 from coalmine.audit.unknown_round import LossFit
@@ -21,7 +21,8 @@ from coalmine.estimators.mechanism import mechanism_noise
 from coalmine.storage.record import SCHEMA_VERSION, Settings
 
 CONFIDENCE = 0.95
-CLAIM_FIELDS = ("sensitivity", "sampling", "noise_multiplier", "sampler_observed")  # in result.json if a claim has them
+CLAIM_FIELDS = ("sensitivity", "sampling", "noise_multiplier", "sampler_observed", *TERMS)  # stored if a claim has them
+COUNTS_SAMPLING = "claim_counts_sampling"
 MU = "claim_mu"
 LISTED_LAYERS = 12  # most layers within their limits that are printed one by one
 TOP_LEVEL_SETTINGS = ("dim", "delta", "canaries", "unobserved", "kind")  # settings at the top level of result.json
@@ -121,7 +122,7 @@ class Headline:
 class AuditResult:
     """The full result of an audit. Prints as a table, in a notebook too; `to_dict` is for JSON, and `from_dict` its inverse.
 
-    `verdict` is None if nothing was claimed. `legs` are those of an amplified claim: accounting, noise and sampling.
+    Without a claim the `verdict` is never PASS. `legs` are those of an amplified claim: accounting, noise and sampling.
     `watched` means that the alarm was checked during training, and `alarm` is its outcome: a claim that it refuted stays
     refuted. `extra` are a trainer's own entries, such as the accuracy: result.json has them all on one level.
     """
@@ -174,6 +175,8 @@ class AuditResult:
         """The result in the form of docs/reference/result.schema.json, except that inf and NaN are still floats."""
         claim = {} if self.claim is None else self.claim.to_dict()
         accounted = {f"claim_{name}": claim[name] for name in CLAIM_FIELDS if claim.get(name)}
+        if self.claim is not None and self.claim.counts_sampling is not None:
+            accounted[COUNTS_SAMPLING] = self.claim.counts_sampling
         curve = {} if self.claim_mu is None else {MU: self.claim_mu}
         plan = {name: value for name, value in self.settings.to_dict().items() if name not in TOP_LEVEL_SETTINGS}
         alarm = {"alarm": None if self.alarm is None else self.alarm.to_dict()} if self.watched else {}
@@ -209,7 +212,7 @@ class AuditResult:
     def table(self) -> tuple[list[str], list[list[str]]]:
         """Column heads and cells for every view: one line for each adversary."""
         heads = ["adversary", "shown", "epsilon", "95 % interval", "lower bound", "floor", "paper's ε", "paper's ε_lo"]
-        judged = self.verdict is not None
+        judged = self.claim is not None and self.verdict is not None
         cells = [self._cells(adversary) for adversary in self.adversaries.values()]
         top = self.headline
         if (
@@ -263,10 +266,11 @@ class AuditResult:
         if self.analytical_epsilon is not None:
             texts.append(f"analytical epsilon {format_number(self.analytical_epsilon)}")
         if self.claim is not None and self.verdict is not None:
-            claim = f"claimed epsilon {format_number(self.claim.epsilon)} ({self.claim.accounting})"
-            texts += [f"{claim}: {self.verdict.outcome}", self.verdict.reason]
+            texts += [f"{self.claim.sentence(self.settings.delta)}: {self.verdict.outcome}", self.verdict.reason]
             texts += [f"{name} leg: {leg.outcome}: {leg.reason}" for name, leg in self.legs.items()]
             texts += [self.scope] if self.verdict.outcome == "PASS" else []
+        elif self.verdict is not None:
+            texts += [f"no claim: {self.verdict.outcome}", self.verdict.reason]
         texts += [f"{item.name}: {item.status} ({item.detail})" for item in self.audited]
         texts += self._gauge_lines()
         hidden = sum(len(adversary.rows) - 1 for adversary in self.adversaries.values())
@@ -395,6 +399,10 @@ def _claim(values: Mapping[str, Any]) -> Claim | None:
             "sampling": values.get("claim_sampling"),
             "noise_multiplier": _maybe(values.get("claim_noise_multiplier")),
             "sampler_observed": convert(values.get("claim_sampler_observed", False), bool),
+            "delta": _maybe(values.get("claim_delta")),
+            "unit": convert(values.get("claim_unit"), str | None),
+            "adjacency": convert(values.get("claim_adjacency"), str | None),
+            "counts_sampling": convert(values.get(COUNTS_SAMPLING), bool | None),
         }
     )
     if values["claim_accounting"] != claim.accounting:

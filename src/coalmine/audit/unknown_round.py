@@ -13,7 +13,9 @@ import numpy as np
 
 from coalmine.argument_checks import Floats
 from coalmine.audit.ladder import Scores
+from coalmine.audit.noise_schedule import counted_strengths
 from coalmine.audit.views import Look
+from coalmine.estimators.amplification import merged_strengths
 from coalmine.estimators.loss_law import (
     LossLaw,
     allocated_ratio,
@@ -40,6 +42,7 @@ class UnknownRoundReader:
     def __init__(self, settings: Settings, sampling: Sampling, noise: float) -> None:
         self._settings, self._sampling, self._noise = settings, sampling, noise
         self._sums = np.zeros(settings.total)
+        self._strengths: list[float] = []
         self._epoch: tuple[int, int, Floats] | None = None  # number, observed rounds, sum of ratios
         self._observed_rounds: list[int] = []  # number of observed rounds of each epoch
         self._dof = math.inf
@@ -52,10 +55,12 @@ class UnknownRoundReader:
             return
         scores = np.concatenate([view.observed, view.unobserved])
         self.rounds += 1
+        strength = float(np.mean(view.weights))
+        self._strengths.append(strength)
         self._dof = min(self._dof, view.dof)
         sampling = self._sampling
         if isinstance(sampling, Poisson | FixedSize):
-            self._sums += poisson_ratio(scores, noise=self._noise, probability=sampling.rate)
+            self._sums += poisson_ratio(scores, noise=self._noise / strength, probability=sampling.rate)
             return
         number = (view.number - 1) // sampling.rounds
         if self._epoch is not None and self._epoch[0] != number:
@@ -78,7 +83,13 @@ class UnknownRoundReader:
         self._close_epoch()
         sampling, count = self._sampling, self._settings.canaries
         if isinstance(sampling, Poisson | FixedSize):
-            laws = poisson_laws(noise=self._noise, probability=sampling.rate, rounds=self.rounds, dof=self._dof)
+            laws = poisson_laws(
+                noise=self._noise,
+                probability=sampling.rate,
+                rounds=self.rounds,
+                dof=self._dof,
+                strengths=merged_strengths(counted_strengths(self._strengths))[0],
+            )
         else:
             laws = allocation_laws(
                 noise=self._noise, rounds=sampling.rounds, observed=self._observed_rounds, dof=self._dof

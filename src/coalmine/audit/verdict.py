@@ -7,12 +7,22 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from scipy.optimize import brentq
 
-from coalmine.audit.claim import Claim
+from coalmine.audit.claim import LARGEST_CLAIM, Claim
 from coalmine.audit.gauge import TRAINING, Gauge
 from coalmine.audit.ladder import Scores
+from coalmine.audit.noise_schedule import NoiseSchedule
 from coalmine.audit.noise_signal import NoiseSignal
 from coalmine.audit.reasons import reason, times_of
+from coalmine.audit.round_limits import (
+    RoundLimits,
+    alike,
+    composed_epsilon,
+    expected_means,
+    pessimistic_limits,
+    rounds_signal,
+)
 from coalmine.audit.stated_noise import RoundScores, StatedNoise
 from coalmine.estimators.amplification import amplified_epsilon
 from coalmine.estimators.bounds import bound_of
@@ -35,8 +45,9 @@ FEWEST_STDS, LOUD_STDS = (
 )  # stds by which canaries must be detected; stds at which they cannot be missed if the claim is exact
 DETECTED, UNDETECTED_LEVEL = 0.5, 1e-4  # below this share of the claimed signal, at this level, there is a note
 ROUNDED = 1.005  # printed epsilons are rounded: a claim is refuted only beyond this factor
-WEAKER = 0.9  # share of the usual stated noise; rounds below it are tested together
+WEAKER = 0.9  # share of the usual stated noise; rounds below it state little noise
 SHORT = 0.95  # share of the declared norm; canaries with a smaller one were lost or shortened
+LARGEST_FACTOR = 16.0  # largest factor between stated noise and the noise at twice the claim
 EXCLUDED_LEVEL = 0.01  # level at which scores exclude a noise multiplier that the stated noise suggests
 # Gauges that only the amount of noise moves.
 LENGTHS = ("noise", "difference", "residual", "pooled residual", "parts of blocks")
@@ -146,6 +157,7 @@ class Evidence:
     `planned` is the number of presentations of the audit's own schedule; None if the pattern is the user's own or rounds
     were not observed. `presentations` is the largest observed number of presentations. `most_hidden` bounds the real
     clients' part of a round, ‖X‖/(C√d). `without_others` and `without_noise` count rounds in which these were not given.
+    `schedule` is that of the stated noise if it varies.
     `correlated` means that noise is correlated between rounds. `vouched` means that the caller vouches for `others`,
     although no stated noise can confirm it.
     """
@@ -155,11 +167,16 @@ class Evidence:
     presentations: int
     rounds: RoundScores | None = None
     stated: StatedNoise | None = None
+    schedule: NoiseSchedule | None = None
     without_others: int = 0
     without_noise: int = 0
     most_hidden: float | None = None
     correlated: bool = False
     vouched: bool = False
+
+    def exposure_of(self, times: int) -> float:
+        """Σ(reference/z_t)² over the `times` rounds with the least noise: `times` if all rounds state the same."""
+        return float(times) if self.schedule is None else self.schedule.exposure(times)
 
 
 def judge(
@@ -182,6 +199,21 @@ def judge(
     notes = [note for note in (_undetected(rungs, case), _more_often(case), *_less_noise(gauges, case)) if note]
     judged = {name: verdict for name, verdict in by_rung.items() if sampled is None or name in KNOWN}
     return _judge_run(judged, rungs, gauges, case), by_rung, notes
+
+
+def judge_unclaimed(rungs: list[Scores], gauges: list[Gauge], evidence: Evidence) -> Verdict:
+    """The verdict if nothing was claimed: the noise that the rounds state is then the only promise, and PASS impossible."""
+    nothing = Verdict(outcome=UNDERPOWERED, code="no claim")
+    stated = evidence.stated
+    if stated is None or evidence.correlated:
+        return nothing
+    times = evidence.planned or max(evidence.presentations, 1)
+    usual = float(np.median(stated.multipliers * stated.high))
+    epsilon = float(mechanism_epsilon(usual / math.sqrt(evidence.exposure_of(times)), delta=evidence.delta))
+    if not 0 < epsilon <= LARGEST_CLAIM:
+        return nothing
+    verdict, _, _ = judge(Claim(epsilon, participations=times), rungs, gauges, evidence)
+    return replace(verdict, code="less noise", detail=verdict.code) if verdict.outcome == VIOLATION else nothing
 
 
 def _undetected(rungs: list[Scores], case: "Case") -> str | None:
@@ -212,13 +244,15 @@ def case_of(
     sampled: tuple[float, Sampling] | None,
 ) -> "Case":
     """The case by which every rung and gauge is judged; arguments as for `judge`."""
-    strongest = max((s.largest_strength for s in rungs if s.largest_strength is not None), default=None)
-    if evidence.correlated and strongest is None:
-        strongest = (claim.sensitivity or 1.0) ** 2
+    strongest = None
+    if evidence.correlated:
+        strengths = [s.largest_strength for s in rungs if s.largest_strength is not None]
+        strongest = max(strengths, default=(claim.sensitivity or 1.0) ** 2)
     times = claim.participations or evidence.planned
     explicit = times is not None or claim.sensitivity is not None or evidence.correlated
+    exposure = evidence.exposure_of(times or 1)
     if sampled is None:
-        noise = _claimed_noise(claim, times or 1, strongest, evidence.delta)
+        noise = _claimed_noise(claim, times or 1, strongest, exposure, evidence.delta)
     else:  # a client may be in any of the rounds
         noise, times, explicit = sampled[0], sampled[1].total_rounds, True
     return Case(
@@ -235,17 +269,18 @@ def case_of(
     )
 
 
-def _claimed_noise(claim: Claim, times: int, strongest: float | None, delta: float) -> float:
-    """The noise multiplier that the claim implies."""
+def _claimed_noise(claim: Claim, times: int, strongest: float | None, exposure: float, delta: float) -> float:
+    """The noise multiplier that the claim implies, in the reference of the rounds' schedule if their noise varies."""
     if claim.sensitivity is None and strongest is None:
-        return float(mechanism_noise(claim.epsilon, delta=delta, participations=times))
+        noise = float(mechanism_noise(claim.epsilon, delta=delta, participations=times))
+        return noise if exposure == times else noise * math.sqrt(exposure / times)
     if claim.sensitivity is None and claim.participations is not None:
         raise ValueError(
             "under correlated noise the number of participations does not determine a client's exposure: give the claim its "
             "sensitivity, or omit participations to claim epsilon for the most exposed canary"
         )
     sensitivity = math.sqrt(strongest or 1.0) if claim.sensitivity is None else claim.sensitivity
-    return sensitivity * float(mechanism_noise(claim.epsilon, delta=delta))
+    return sensitivity * math.sqrt(exposure / times) * float(mechanism_noise(claim.epsilon, delta=delta))
 
 
 @dataclass(frozen=True)
@@ -279,33 +314,53 @@ class Case:
     def explicit(self) -> bool:
         return self.times is not None or self.claim.sensitivity is not None or self.evidence.correlated
 
+    @property
+    def in_every_round(self) -> bool:
+        """Whether the claim is about a client who takes part in every observed round: then one pooled factor is valid."""
+        rounds = self.evidence.rounds
+        return self.sampling is None and rounds is not None and (self.times or 1) >= len(rounds.numbers)
+
     def epsilon(self, presentations: int | None, strength: float | None = None) -> float:
         """The claimed epsilon for a client with these presentations, or with this strength."""
         if self.sampling is not None and presentations is None:
             return self.claim.epsilon
         if self.strongest is not None:
             return float(mechanism_epsilon(self.noise / math.sqrt(strength or self.strongest), delta=self.delta))
+        if self.evidence.schedule is not None:
+            exposure = strength or self.evidence.exposure_of(presentations or self.presentations)
+            return float(mechanism_epsilon(self.noise / math.sqrt(exposure), delta=self.delta))
         times = presentations or self.presentations
         return float(mechanism_epsilon(self.noise, delta=self.delta, participations=times))
+
+    def composed(self, inverse: npt.NDArray[np.float64]) -> float:
+        """Epsilon of the claim's own client if round t has noise multiplier 1/inverse[t]: the accountant's lower end."""
+        times = self.times or 1
+        exposure = (self.claim.sensitivity or math.sqrt(times)) ** 2
+        return composed_epsilon(inverse, delta=self.delta, times=times, exposure=exposure, sampling=self.sampling)
 
     def implied(self, multiplier: float) -> float:
         """The epsilon of the claim's own client under another noise multiplier in all of its rounds."""
         if multiplier <= 0 or math.isinf(multiplier):
             return 0.0 if multiplier > 0 else math.inf
         if self.sampling is not None:
-            return amplified_epsilon(multiplier, self.sampling, self.delta).low
+            return amplified_epsilon(multiplier, replace(self.sampling, strengths=()), self.delta).low
         exposure = self.claim.sensitivity or math.sqrt(self.strongest or self.times or 1)
         return float(mechanism_epsilon(multiplier / exposure, delta=self.delta))
 
     def refutes(self, multiplier: float) -> bool:
         """Whether this noise multiplier in all rounds implies more than the claimed epsilon."""
-        return self.implied(multiplier) > ROUNDED * self.claim.epsilon
+        return self.exceeded(self.implied(multiplier))
+
+    def exceeded(self, epsilon: float) -> bool:
+        """Whether an epsilon is more than the claimed one, which may be rounded."""
+        return epsilon > ROUNDED * self.claim.epsilon
 
     def permits(self, multiplier: float) -> bool:
         """Whether the claim holds with this noise multiplier in all rounds."""
         if self.sampling is None or multiplier <= 0:
             return not self.refutes(multiplier)
-        return amplified_epsilon(multiplier, self.sampling, self.delta).high <= ROUNDED * self.claim.epsilon
+        plain = replace(self.sampling, strengths=())
+        return amplified_epsilon(multiplier, plain, self.delta).high <= ROUNDED * self.claim.epsilon
 
 
 def _judge_run(by_rung: dict[str, Verdict], rungs: list[Scores], gauges: list[Gauge], case: Case) -> Verdict:
@@ -339,16 +394,16 @@ def proves(gauge: Gauge, case: Case) -> bool:
     stated = case.evidence.stated
     if stated is None:
         return False
-    return case.refutes(_weakened(gauge, stated, case) * stated.high)
+    return case.exceeded(_weakened(gauge, stated, case))
 
 
 def _weakened(gauge: Gauge, stated: StatedNoise, case: Case) -> float:
-    """The noise multiplier if only the gauge's share of the stated noise is left: in the flagged rounds, or in all."""
+    """Epsilon if only the gauge's share of the stated noise is left: in the flagged rounds, or in all."""
     assert gauge.noise_left is not None
-    times = max(case.times or 1, 1)
-    hit = min(times, len(gauge.flagged)) if gauge.flagged else times
-    weak = stated.least(gauge.flagged) * gauge.noise_left
-    return 1 / math.sqrt((hit / weak**2 + (times - hit) / stated.usual**2) / times)
+    if case.evidence.correlated:
+        return case.implied(stated.least(gauge.flagged) * gauge.noise_left * stated.high)
+    hit = np.isin(stated.numbers, gauge.flagged) if gauge.flagged else np.ones(stated.numbers.size, dtype=bool)
+    return case.composed(1 / (stated.multipliers * stated.high * np.where(hit, gauge.noise_left, 1.0)))
 
 
 def gauge_verdict(gauge: Gauge, outcome: Outcome) -> Verdict:
@@ -369,12 +424,11 @@ def proof(gauge: Gauge, case: Case) -> Verdict:
     stated, verdict = case.evidence.stated, gauge_verdict(gauge, VIOLATION)
     if not gauge.noise_left or gauge.noise_left < 1e-3 or stated is None:
         return verdict
-    noise = _weakened(gauge, stated, case) * stated.high
     return replace(
         verdict,
         noise_left=gauge.noise_left,
-        epsilon=case.implied(noise),
-        measured_noise=noise,
+        epsilon=_weakened(gauge, stated, case),
+        measured_noise=stated.least(gauge.flagged) * gauge.noise_left * stated.high,
         claimed_noise=case.noise,
     )
 
@@ -426,9 +480,10 @@ def _barred(rungs: list[Scores], gauges: list[Gauge], case: Case) -> Verdict | N
     stated = case.evidence.stated
     if stated is not None and not stated.exact and case.claim.sensitivity is None and not case.evidence.correlated:
         weakest = stated.weakest(case.times or 1)
-        if case.refutes(weakest * stated.high) and not _excluded(weakest * stated.high, stated, case):
+        highest = case.composed(1 / (stated.multipliers * stated.high))
+        if case.exceeded(highest) and not _excluded(weakest * stated.high, stated, case):
             return Verdict(outcome=UNDERPOWERED, code="stated", measured_noise=weakest, claimed_noise=case.noise)
-    return None
+    return _weak_rounds(case)
 
 
 def _gaps(rungs: list[Scores], evidence: Evidence) -> Verdict | None:
@@ -450,16 +505,30 @@ def _excluded(multiplier: float, stated: StatedNoise, case: Case) -> bool:
     members = np.flatnonzero(np.isin(rounds.numbers, weak))
     if not members.size or set(weak.tolist()) - set(rounds.numbers[members].tolist()):
         return False
-    signal = _part_of(rounds, members)
+    signal = rounds_signal(rounds, members)
     return 1 - signal.p_value(1 / multiplier) < EXCLUDED_LEVEL
 
 
-def _part_of(rounds: RoundScores, members: npt.NDArray[np.int64]) -> NoiseSignal:
-    """The signal of some of the rounds."""
-    weight = float(rounds.counts[members].sum())
-    beta = float(rounds.counts[members] @ rounds.means[members]) / weight
-    dof = float(rounds.dofs[members].min())
-    return NoiseSignal(beta, weight, dof * len(members), dof, 0.0)
+def _weak_rounds(case: Case) -> Verdict | None:
+    """UNDERPOWERED if single rounds have less noise than they state, unless the claim holds with what they measure."""
+    limits, rounds = _limits(case), case.evidence.rounds
+    if limits is None or rounds is None or not limits.flagged.size:
+        return None
+    expected = expected_means(rounds, case.evidence.stated, 1 / case.noise)
+    expected[limits.flagged] = np.maximum(rounds.means[limits.flagged], expected[limits.flagged])
+    epsilon = case.composed(expected)
+    if not case.exceeded(epsilon):
+        return None
+    return Verdict(
+        outcome=UNDERPOWERED,
+        code="weak rounds",
+        rounds=len(limits.flagged),
+        first_round=int(rounds.numbers[limits.flagged[0]]),
+        p_value=limits.smallest_p,
+        level=limits.level,
+        epsilon=epsilon,
+        claimed_epsilon=case.claim.epsilon,
+    )
 
 
 def _alarm(odd: list[Gauge]) -> Verdict:
@@ -519,7 +588,7 @@ def _rung_facts(name: str, groups: list[Scores], case: Case) -> Verdict:
         return Verdict(outcome=UNDERPOWERED, code="constant", canaries=count, canaries_needed=FEWEST)
     signal = NoiseSignal.of(groups)
     p_value = signal.p_value(1 / case.noise)
-    if p_value < TEST_LEVEL:
+    if p_value < TEST_LEVEL and _pooled(case):
         return Verdict(
             outcome=VIOLATION,
             code="mean",
@@ -530,7 +599,7 @@ def _rung_facts(name: str, groups: list[Scores], case: Case) -> Verdict:
             claimed_noise=case.noise,
             measured_noise=1 / signal.beta,
         )
-    excess = (_scanned(case) if name == "known-others" else None) or stated_too_little(case)
+    excess = (_scanned(case) if name == _scored_rung(case) else None) or stated_too_little(case)
     if excess:
         return excess
     if name == "known-others" and case.others_wrong is not None:
@@ -547,31 +616,55 @@ def _rung_facts(name: str, groups: list[Scores], case: Case) -> Verdict:
     return verdict
 
 
-def _scanned(case: Case) -> Verdict | None:
-    """VIOLATION if some rounds have too little noise: a single round, or those that state less noise than most."""
+def _pooled(case: Case) -> bool:
+    """Whether one factor for all rounds refutes a claim: if they state similar noise, or the client is in all of them."""
     rounds = case.evidence.rounds
-    if rounds is None or not rounds.residual or case.evidence.correlated:
+    return rounds is None or case.in_every_round or len(alike(rounds, case.evidence.stated)) == 1
+
+
+def _scored_rung(case: Case) -> str | None:
+    """The rung whose scores the single rounds have."""
+    rounds = case.evidence.rounds
+    if rounds is None:
         return None
-    parts = [(np.array([index]), SCAN_LEVEL / 2 / len(rounds.counts)) for index in range(len(rounds.counts))]
-    stated = case.evidence.stated
-    if stated is not None:
-        weak = np.flatnonzero(np.isin(rounds.numbers, stated.numbers[stated.multipliers < WEAKER * stated.usual]))
-        parts += [(weak, SCAN_LEVEL / 2)] if weak.size > 1 else []
-    for members, level in parts:
-        signal = _part_of(rounds, members)
-        p_value = signal.p_value(1 / case.noise)
-        if p_value < level:
-            return Verdict(
-                outcome=VIOLATION,
-                code="round",
-                score=signal.beta,
-                claimed_score=1 / case.noise,
-                p_value=p_value,
-                level=level,
-                rounds=len(members),
-                first_round=int(rounds.numbers[members[0]]),
-            )
-    return None
+    return "known-others" if rounds.residual else "known-round"
+
+
+def _limits(case: Case) -> RoundLimits | None:
+    rounds = case.evidence.rounds
+    if rounds is None or case.evidence.correlated:
+        return None
+    return RoundLimits.of(
+        rounds, case.evidence.stated, 1 / case.noise, level=TEST_LEVEL, scan_level=SCAN_LEVEL if rounds.residual else 0.0
+    )
+
+
+def _scanned(case: Case) -> Verdict | None:
+    """VIOLATION if the noise that the scores of groups of rounds, or of single ones, leave at most exceeds the claim."""
+    limits, rounds = _limits(case), case.evidence.rounds
+    if limits is None or rounds is None or (not limits.flagged.size and _pooled(case)):
+        return None
+    epsilon = case.composed(limits.inverse)
+    if not case.exceeded(epsilon):
+        return None
+    facts = Verdict(
+        outcome=VIOLATION, code="composed", epsilon=epsilon, claimed_epsilon=case.claim.epsilon, level=TEST_LEVEL
+    )
+    alone = case.composed(limits.inverse[limits.flagged])
+    if not limits.flagged.size or not case.exceeded(alone):
+        return facts
+    worst = max(limits.flagged, key=lambda index: limits.inverse[index])
+    stated = expected_means(rounds, case.evidence.stated, 1 / case.noise)
+    return replace(
+        facts,
+        code="round",
+        score=float(rounds.means[worst]),
+        claimed_score=float(stated[worst]),
+        p_value=limits.smallest_p,
+        level=limits.level,
+        rounds=len(limits.flagged),
+        first_round=int(rounds.numbers[limits.flagged[0]]),
+    )
 
 
 def stated_too_little(case: Case) -> Verdict | None:
@@ -580,14 +673,17 @@ def stated_too_little(case: Case) -> Verdict | None:
     if stated is None or not stated.exact or case.claim.sensitivity is not None or case.times is None:
         return None
     weakest = stated.weakest(case.times)
-    if not case.refutes(weakest):
+    epsilon = case.composed(1 / stated.multipliers) if not case.evidence.correlated else case.implied(weakest)
+    if not case.exceeded(epsilon):
         return None
     return Verdict(
         outcome=VIOLATION,
         code="stated",
         measured_noise=weakest,
         claimed_noise=case.noise,
-        epsilon=case.implied(weakest),
+        epsilon=epsilon,
+        claimed_epsilon=case.claim.epsilon,
+        scheme=None if case.sampling is None else str(case.sampling),
     )
 
 
@@ -650,6 +746,9 @@ def _power_of(name: str, groups: list[Scores], case: Case, signal: NoiseSignal) 
     if name == "known-others" and case.evidence.stated is None and not case.evidence.vouched:
         return Verdict(outcome=UNDERPOWERED, code="noise_std")
     hidden = (case.evidence.most_hidden or 0.0) if name == "known-round" else 0.0
+    if not _pooled(case):
+        alone = name == _scored_rung(case) and not hidden
+        return _grouped_power(case, signal) if alone else Verdict(outcome=UNDERPOWERED, code="others")
     if case.sampling is not None:
         return _sampled_power(case, case.sampling, signal, hidden)
     settings = {"delta": case.delta, "level": TEST_LEVEL, "dilution": hidden, "null_dof": signal.dof}
@@ -662,6 +761,36 @@ def _power_of(name: str, groups: list[Scores], case: Case, signal: NoiseSignal) 
         participations=case.times if passes else None,
         canaries=count,
         canaries_needed=None if passes else canaries_for_power(epsilon, power=POWER, **settings),
+        claimed_noise=case.noise,
+        measured_noise=1 / signal.beta if signal.beta > 0 else None,
+    )
+
+
+def _grouped_power(case: Case, signal: NoiseSignal) -> Verdict:
+    """PASS if twice the claim would have been refuted with 90 % probability by rounds that state different noise."""
+    rounds, stated = case.evidence.rounds, case.evidence.stated
+    assert rounds is not None
+    means = expected_means(rounds, stated, 1 / case.noise)
+
+    twice = 2 * case.claim.epsilon
+
+    def missing(log_factor: float) -> float:
+        return case.composed(math.exp(log_factor) * means) - twice
+
+    ends = (-math.log(LARGEST_FACTOR), math.log(LARGEST_FACTOR))
+    reached = math.inf
+    if missing(ends[0]) < 0 < missing(ends[1]):
+        factor = math.exp(float(brentq(missing, *ends, xtol=1e-3)))
+        limits = pessimistic_limits(rounds, stated, factor * means, TEST_LEVEL, POWER)
+        reached = twice if case.exceeded(case.composed(limits)) else math.inf
+    passes = reached <= 2 * ROUNDED * case.claim.epsilon
+    return Verdict(
+        outcome=PASS if passes else UNDERPOWERED,
+        code="sampled power",
+        power=POWER,
+        detectable_epsilon=reached,
+        claimed_epsilon=case.claim.epsilon,
+        canaries=round(float(rounds.counts.sum())),
         claimed_noise=case.noise,
         measured_noise=1 / signal.beta if signal.beta > 0 else None,
     )

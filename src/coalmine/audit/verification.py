@@ -17,6 +17,7 @@ import numpy as np
 from coalmine.argument_checks import Floats, shown
 from coalmine.audit.claim import TERMS, Claim
 from coalmine.audit.derivation import derive_result
+from coalmine.audit.ladder import presented_times
 from coalmine.audit.result import MU, AuditResult
 from coalmine.audit.schedule import canary_schedule, schedule_key
 from coalmine.audit.vectors import layer_norms
@@ -181,19 +182,37 @@ def _claim(known: _Evidence) -> Check:
     different = _differs(promised, judged)
     if different:
         return Check("claim", False, f"the claim was changed after round 1: it differs in {', '.join(different)}")
+    fault = _reading(known, judged) if Claim.from_dict(promised).bare else None
+    if fault is not None:
+        return Check("claim", False, f"the number claimed before round 1 was read otherwise than the run allows: {fault}")
     return Check("claim", True, "the claim is the one made before round 1")
 
 
 def _differs(promised: dict[str, Any], judged: Claim) -> list[str]:
     """The fields in which a claim differs from the one that was made before round 1.
 
-    A bare claim leaves its accounting to the pipeline, so only what it states is compared.
+    A bare number leaves its accounting to the pipeline: scheme, rounds and participations are those of the run.
     """
     fields = judged.to_dict()
+    names = sorted(fields | promised)
     if Claim.from_dict(promised).bare:
-        stated = [name for name in ("epsilon", *TERMS) if promised.get(name) is not None]
-        return [name for name in stated if not alike(fields.get(name), promised[name])]
-    return [name for name in sorted(fields | promised) if not alike(fields.get(name), promised.get(name))]
+        names = ["epsilon", *(name for name in (*TERMS, "counts_sampling") if promised.get(name) is not None)]
+        names += ["sensitivity"] if judged.counts_sampling is False else []
+    return [name for name in names if not alike(fields.get(name), promised.get(name))]
+
+
+def _reading(known: _Evidence, judged: Claim) -> str | None:
+    """The reason why a bare number cannot be read as the judged claim; None if it can."""
+    rounds = max(known.log.numbers, default=0)
+    if judged.sampling is not None:
+        covered = judged.sampling.total_rounds
+        return None if covered >= rounds else f"it was read for {covered} of {rounds} rounds"
+    if judged.participations is None:
+        return None
+    most = int(presented_times(known.log.as_log, known.settings).max())
+    return None if judged.participations >= most else (
+        f"it was read for a client in {judged.participations} rounds, and canaries were in up to {most}"
+    )
 
 
 def _rounds(known: _Evidence, *, all_released: bool) -> Check:

@@ -6,13 +6,14 @@ needs: a log is decoded once, and memory does not grow with it.
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from coalmine.argument_checks import Floats
+from coalmine.audit.noise_schedule import NoiseSchedule
 from coalmine.estimators.correlated import CorrelatedNoise, Encoder
 from coalmine.storage.record import Settings
 from coalmine.storage.rounds_file import Round, RoundLog
@@ -27,8 +28,8 @@ class View:
     """One round as an attacker sees it: standardised scores, so that an unobserved canary has mean 0 and std 1.
 
     `scale` is one std in the units of the model delta. It is estimated from `dof` directions, and for the far tail from
-    `tail_dof`, which are fewer only if canaries are in blocks. `weights` are the present canaries' coefficients: 1, unless
-    rounds were combined.
+    `tail_dof`, which are fewer only if canaries are in blocks. `weights` are the present canaries' coefficients: 1,
+    unless rounds were combined or state different noise.
     """
 
     number: int
@@ -75,7 +76,9 @@ def read_log(log: RoundLog, settings: Settings, *readers: Reader) -> None:
 
 def looks(log: RoundLog, settings: Settings) -> Iterator[Look]:
     """Every observed round with its views."""
-    looker = Looker(settings, claimed=all(entry.states_noise for entry in log.observed))
+    schedule = NoiseSchedule.of(log.observed, settings)
+    claimed = all(entry.states_noise for entry in log.observed)
+    looker = Looker(settings, claimed=claimed, reference=None if schedule is None else schedule.reference)
     for item in log.rounds():
         yield looker.look(item)
 
@@ -83,11 +86,13 @@ def looks(log: RoundLog, settings: Settings) -> Iterator[Look]:
 class Looker:
     """Makes the views of one round after another; `claimed` means that every round states its noise.
 
+    A canary's weight is the `reference` noise multiplier over that of the round. Without a reference it is 1.
     A momentum server's delta is Δ_t = βΔ_{t-1} + ρ_t, so ρ_t = Δ_t - βΔ_{t-1}. After a gap it cannot be computed.
     """
 
-    def __init__(self, settings: Settings, *, claimed: bool) -> None:
+    def __init__(self, settings: Settings, *, claimed: bool, reference: float | None = None) -> None:
         self._settings, noise = settings, settings.noise
+        self.reference = reference
         self._whiten = (
             None if noise is None else (_Whitener(settings, noise, claimed), _Whitener(settings, noise, claimed))
         )
@@ -101,6 +106,9 @@ class Looker:
             plain = _view(item, previous, settings, False)
             residual = None if item.residual_cosines is None else _view(item, previous, settings, True)
         self._previous = item
+        if self.reference is not None and item.noise_std:
+            weight = self.reference * item.clip_norm / item.noise_std
+            plain, residual = (None if view is None else replace(view, weights=weight) for view in (plain, residual))
         white_plain, white_residual = plain, residual
         if self._whiten is not None:
             white_plain = None if plain is None else self._whiten[0].whiten(plain)

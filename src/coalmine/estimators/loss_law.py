@@ -17,6 +17,7 @@ from scipy.optimize import brentq
 from scipy.special import chdtri, gammaln, stdtrit
 
 from coalmine.argument_checks import Floats
+from coalmine.estimators.sampling import NO_SCHEDULE, Strengths
 
 NODES = 20_001  # number of nodes of a score's law
 LOST = 1e-15  # probability beyond the nodes, on each side
@@ -115,12 +116,21 @@ def loss_epsilon(absent: LossLaw, present: LossLaw, delta: float) -> float:
     return float(brentq(excess, 0.0, high, xtol=1e-9)) if excess(high) < 0 else high
 
 
-def poisson_laws(*, noise: float, probability: float, rounds: int, dof: float) -> tuple[LossLaw, LossLaw]:
-    """The laws of the log likelihood ratio of an absent client, and of one sampled with this probability."""
-    scores, absent, shifted = _score_laws(noise, dof)
-    present = (1 - probability) * absent + probability * shifted
-    values = poisson_ratio(scores, noise=noise, probability=probability)
-    return _composed([(values, absent, rounds)]), _composed([(values, present, rounds)])
+def poisson_laws(
+    *, noise: float, probability: float, rounds: int, dof: float, strengths: Strengths = NO_SCHEDULE
+) -> tuple[LossLaw, LossLaw]:
+    """The laws of the log likelihood ratio of an absent client, and of one sampled with this probability.
+
+    `strengths` has the noise of the rounds if it varies: `noise` over the strength, with the number of such rounds.
+    """
+    without, joined = [], []
+    for strength, count in strengths or ((1.0, rounds),):
+        scores, absent, shifted = _score_laws(noise / strength, dof)
+        present = (1 - probability) * absent + probability * shifted
+        values = poisson_ratio(scores, noise=noise / strength, probability=probability)
+        without.append((values, absent, count))
+        joined.append((values, present, count))
+    return _composed(without), _composed(joined)
 
 
 def allocation_laws(*, noise: float, rounds: int, observed: Iterable[int], dof: float) -> tuple[LossLaw, LossLaw]:

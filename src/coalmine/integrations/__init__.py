@@ -1,6 +1,6 @@
 """Audits inside training frameworks: one module per framework, one verb.
 
-    thing = audited(thing, model, canaries=1_000, seed=..., delta=1e-5, directory="runs/mine")
+    thing = audited(thing, model, claim=3.0, canaries=1_000, seed=..., delta=1e-5, directory="runs/mine")
     ...  # train as usual
     print(thing.audit.finish())
 
@@ -15,7 +15,8 @@
 The keywords are the same everywhere: `canaries`, `unobserved`, `seed` or `seed_file`, `delta` and `directory` make the
 audit. Or pass your own as `audit`. `scale` is the length of a canary in clip norms before the clip: 10 if canaries go
 through a clip, otherwise 1. `clip_norm` and `noise_multiplier` are read from the framework if it has them.
-`thing.audit.finish(claim=…, task=…)` returns the `AuditResult`, and writes result.json if there is a directory.
+`claim` is the epsilon that the framework's accountant quotes for one unit over the whole run; without it nothing can pass.
+`thing.audit.finish(task=…)` returns the `AuditResult`, and writes result.json if there is a directory.
 
 Two differences follow from the frameworks. In NVFlare `canaries` lists the names of sites, and the server makes and finishes
 the audit: it needs a directory, and there is no `audit` keyword. In `jax_privacy` canaries that go through the clip always
@@ -34,8 +35,9 @@ To add a framework, write a module with a function `audited`:
    clip_norm, scale=10)`. Otherwise add their sum after the clip: `Audit.updates`.
 4. After the noise, call `Audit.observe_round` with the release, the present canaries, the clipped sum of the others, the
    noise's std, the clip norm and the scale. All lengths are in the units of the release. Omit what you do not know.
-5. `journal.Journal` writes config and metrics. Its `finish` judges the claim (`journal.noise_claim` by default) and writes
-   the result. Pass it an `AuditedItem` for each part of the pipeline that only the framework knows about: clipping,
-   weights, tensors, sampler, others. Register your own function with `Audit.finish_with`, and set `thing.audit`.
+5. `journal.Journal` writes config and metrics. Its `finish` judges the claim and writes the result. Pass it as `accounted`
+   how the framework's accountant counts a run, so that a claimed number is read as that accountant's. Pass it an
+   `AuditedItem` for each part of the pipeline that only the framework knows about: clipping, weights, tensors, sampler,
+   others. Register your own function with `Audit.finish_with`, and set `thing.audit`.
 6. Add an example, a page that shows its diff, and tests that compare it with the mechanism's epsilon.
 """

@@ -7,15 +7,17 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from scipy.special import betaincinv
 
 from coalmine.audit.audit import Audit
-from coalmine.audit.claim import Claim
+from coalmine.audit.claim import TERMS, Claim
 from coalmine.audit.coverage import AuditedItem
 from coalmine.audit.ladder import presented_times
 from coalmine.audit.pipeline_record import accountant_version, of_library
 from coalmine.audit.result import AuditResult
 from coalmine.audit.verdict import ROUNDED
 from coalmine.estimators.mechanism import mechanism_epsilon
+from coalmine.estimators.sampling import Poisson
 from coalmine.integrations.setup import check_delta
 
 LIBRARIES = {  # for each trainer: its distribution on PyPI, and its privacy unit
@@ -25,8 +27,10 @@ LIBRARIES = {  # for each trainer: its distribution on PyPI, and its privacy uni
     "opacus": ("opacus", "example"),
     "pfl": ("pfl", "client"),
 }
+RATE_LEVEL = 1e-5  # probability that units are sampled more rarely than a bare claim is read
 MADE_AFTERWARDS = (
-    "the claim {:g} was made after training, so nobody can tell whether it was fitted to the result: pass claim= to audited()"
+    "the claim {:g} was made after training, so nobody can tell whether it was fitted to the result: pass claim= to "
+    "audited()"
 )
 
 
@@ -126,10 +130,10 @@ class Journal:
         claim = late if made is None else made
         assert claim is not None
         check_delta(claim, self._audit.settings.delta)
-        if made is not None and late is not None and late != made and not (late.bare and late.epsilon == made.epsilon):
+        if made is not None and late is not None and not _repeats(late, made):
             raise ValueError(
-                f"this audit committed to the claim {made.epsilon:g} before round 1, so finish cannot judge {late.epsilon:g}: "
-                "omit claim=, or ask audit.result(claim=…), which writes no file"
+                f"this audit committed to the claim {made.epsilon:g} before round 1, so finish cannot judge another, got "
+                f"{late.epsilon:g}: omit claim=, or ask audit.result(claim=…), which writes no file"
             )
         return claim, [MADE_AFTERWARDS.format(claim.epsilon)] if made is None else []
 
@@ -137,8 +141,8 @@ class Journal:
         self, claim: Claim, accounted: Claim | None, noise: float | None, weight: float, sampler_observed: bool | None
     ) -> Claim:
         """The claim with its accounting: a bare one has the pipeline's."""
-        if claim.bare:
-            claim = claim if accounted is None else claim.read_as(accounted)
+        if claim.bare and accounted is not None:
+            claim = replace(claim.read_as(accounted), counts_sampling=claim.counts_sampling)
         elif claim.amplified and sampler_observed is not None:
             return observed_claim(claim, sampler_observed=sampler_observed, noise=noise, weight=weight)
         return claim_for_weight(self._audit, claim, weight)
@@ -164,12 +168,33 @@ class Journal:
         return of_library(library, **facts).to_dict()
 
 
+def _repeats(late: Claim, made: Claim) -> bool:
+    """Whether a claim given after training is the one made before, perhaps with fewer words."""
+    unstated = {name: getattr(made, name) for name in TERMS if getattr(late, name) is None}
+    return replace(late, **unstated) in (made, Claim(made.epsilon, **{name: getattr(made, name) for name in TERMS}))
+
+
 def claim_for_weight(audit: Audit, claim: Claim, weight: float) -> Claim:
     """The claim for a client that weighs `weight` times as much as a canary and is exposed more by that factor."""
     if weight <= 1 or claim.amplified or claim.sensitivity is not None:
         return claim
     times = claim.participations or most_presentations(audit)
     return replace(claim, sensitivity=weight * math.sqrt(times))
+
+
+def seen_accounting(audit: Audit, **terms: Any) -> Claim:
+    """The accounting of a bare claim where nobody states how units are sampled; its epsilon is no number of anybody's.
+
+    If every canary took part in every round, it is the mechanism's, composed over the rounds. Otherwise sampling is counted,
+    at a rate that is certainly not above the true one, by a sampler that nobody observed: so nothing is confirmed, and
+    nothing is refuted because of the rate.
+    """
+    times, rounds = presented_times(audit.log, audit.settings), max(len(audit.log.observed), 1)
+    if times.min() >= rounds:
+        return Claim(1.0, participations=rounds, **terms)
+    seen = max(int(times.sum()), 1)
+    rate = float(betaincinv(seen, times.size * rounds - seen + 1, RATE_LEVEL))
+    return Claim(1.0, sampling=Poisson(rate, rounds=rounds), **terms)
 
 
 def observed_claim(claim: Claim, *, sampler_observed: bool, noise: float | None, weight: float) -> Claim:

@@ -33,12 +33,13 @@ from coalmine.audit.claim import Claim
 from coalmine.audit.coverage import AuditedItem
 from coalmine.audit.result import AuditResult
 from coalmine.canaries import RotatedCanaries
-from coalmine.integrations.journal import Journal
-from coalmine.integrations.setup import nonnegative, positive, refuse_result, watch_noise
+from coalmine.integrations.journal import Journal, seen_accounting
+from coalmine.integrations.setup import full_claim, nonnegative, positive, refuse_result, watch_noise
 from coalmine.storage.seed_file import read_seed
 
 __all__ = ["AuditFilter", "CanaryFilter", "audited"]
 CANARY = "coalmine-canary"
+UNIT, ADJACENCY = "site", "add or remove one"  # of a claim that states none
 AUDITED = (
     AuditedItem(
         "weights", "not checked", "every site is assumed to weigh the same; the aggregator's weights are not read"
@@ -84,12 +85,14 @@ def audited(
     Give either `seed` or `seed_file`. A seed file must have the same path on the server and on canary sites. A `seed` is
     written to a file in the directory, so use it only in simulations. `unobserved`, `delta` and `directory` are those of
     `Audit`. A directory that holds a result is rejected. The server makes the audit, so you cannot pass your own. `claim` is
-    an epsilon, which is committed to before round 1. `on_violation` is "warn", or "raise" to end the job in the round that
-    refutes the claim. Without a claim, it watches the noise multiplier.
+    the epsilon of one site over the whole run, which is committed to before round 1; without one nothing can pass. If every
+    canary site replies in every round, it is the mechanism's, composed. If sites are sampled, it can be refuted but not
+    confirmed. `on_violation` is "warn", or "raise" to end the job in the round that refutes the claim. Without a claim, it
+    watches the noise multiplier.
 
-    The server judges the noise multiplier and stores the name of the `task`. `recipe.audit.finish` takes another `claim` and
-    `task`. It reads the server's directory, so on another machine it raises a ValueError. A claim with `sampling` is judged
-    with the sites that the server chose.
+    The server judges the claim and stores the name of the `task`. `recipe.audit.finish` takes a `claim` for a job that began
+    without one, and a `task`. It reads the server's directory, so on another machine it raises a ValueError. A claim with
+    `sampling` is judged with the sites that the server chose.
     """
     if not isinstance(recipe, Recipe):
         raise TypeError(f"recipe must be a recipe of NVFlare, got {shown(recipe)}")
@@ -235,7 +238,7 @@ class AuditFilter(DXOFilter):  # type: ignore[misc]
             seed=read_seed(self.seed_file),
             delta=self.delta,
             directory=self.directory,
-            claim=self.claim,
+            claim=self._full_claim(),
         )
         if self.on_violation is not None and self.claim is not None:
             audit.watch(self.on_violation)
@@ -243,6 +246,10 @@ class AuditFilter(DXOFilter):  # type: ignore[misc]
         privacy = {"clip_norm": self.clip_norm, "noise_multiplier": self.noise_multiplier or 0.0, "delta": self.delta}
         config = {"trainer": "nvflare", "privacy": privacy, "canaries": {"count": self.canaries, "scale": self.scale}}
         return audit, Journal(audit, config)
+
+    def _full_claim(self) -> Claim | None:
+        claim = Claim.of(self.claim)
+        return None if claim is None else full_claim(claim, delta=self.delta, unit=UNIT, adjacency=ADJACENCY)
 
     def _observe(self, result: Any) -> None:
         assert self._audit is not None
@@ -267,8 +274,6 @@ class AuditFilter(DXOFilter):  # type: ignore[misc]
 
     def _result(self, audit: Audit, journal: Journal, claim: Claim | float | None, task: str | None) -> AuditResult:
         noise, notes = self.noise_multiplier, [NO_OTHERS]
-        if claim is None and not noise:
-            notes.append("no verdict: no noise multiplier was given, so there is no claim to judge")
         clipping = AuditedItem(
             "clipping", "not checked", "canaries are sent at the clip norm, so a clip leaves them as they are"
         )
@@ -279,6 +284,7 @@ class AuditFilter(DXOFilter):  # type: ignore[misc]
             claim,
             noise=noise,
             sampler_observed=True,
+            accounted=seen_accounting(audit, unit=UNIT, adjacency=ADJACENCY),
             task=task or self.task,
             audited=(clipping, *AUDITED),
             notes=notes,

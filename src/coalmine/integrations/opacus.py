@@ -1,7 +1,7 @@
 """Audit Opacus: canaries take part in steps like examples, and the audit observes every noised gradient.
 
     model, optimizer, loader = PrivacyEngine().make_private(...)
-    optimizer = audited(optimizer, model, data_loader=loader, canaries=1_000, seed=..., delta=1e-5)
+    optimizer = audited(optimizer, model, data_loader=loader, claim=3.0, canaries=1_000, seed=..., delta=1e-5)
     ...  # train as usual
     print(optimizer.audit.finish())
 
@@ -76,6 +76,10 @@ HOOK_REPLACED = (
     "attach_step_hook replaced the audit's hook, so this step would not be audited: call it before audited(), which goes on "
     "calling that hook"
 )
+METHOD_REPLACED = (
+    "add_noise or clip_and_accumulate of the optimizer was replaced, so this step would not be audited: replace it before "
+    "audited(), which goes on calling it"
+)
 UNSEEN_STEP = (
     "this step moves the weights, but the audit saw no release: call step() of the optimizer that audited() returned, and "
     "make_private before audited(); unaudited(optimizer) ends the audit"
@@ -105,11 +109,11 @@ def audited(
     `named_layers` returns its layers.
 
     `claim` is the epsilon to judge, and is committed to before step 1. Without one nothing can pass. A number means what
-    Opacus's accountant quotes for one row of the data set over the whole run: sampling is counted, and so are the steps that
-    ran. `Claim(3.0, unit="document")` also names what a row holds, and `Claim.mechanism(10.0, participations=20)` is an
-    epsilon without sampling. The accountant of a planned run is a claim too, but not the run's own: it knows its epsilon only
-    afterwards. `steps` is the number of planned steps. With a claim that counts sampling, `on_violation` needs it; without a
-    claim, `on_violation` watches the noise multiplier.
+    Opacus's accountant quotes for one row of the data set over the whole run, with sampling counted, for the steps that ran.
+    `Claim(3.0, unit="document")` also names what a row holds, and `Claim.mechanism(10.0, participations=20)` is an epsilon
+    without sampling. An accountant whose history is a plan is a claim too. The run's own accountant is not: it knows its
+    epsilon only afterwards. `steps` is the number of planned steps. With a claim that counts sampling, `on_violation` needs
+    it; without a claim, `on_violation` watches the noise multiplier.
 
     `data_loader` is the loader that `make_private` returned. The loop must use it, directly or in a `BatchMemoryManager`.
     Each canary is paired with one row of its data set, and is in a step exactly when the loader's sampler picks that row.
@@ -129,7 +133,7 @@ def audited(
     `optimizer.audit.finish` takes these keywords, all optional:
 
     - `claim`: a claim for a run that began without one. It is judged, and the result says that it was made afterwards.
-    - `accounted_epsilon`: the accountant's, which the result reports; by default that of the one that `make_private` attached.
+    - `accounted_epsilon`: the epsilon to report as the accountant's; by default the attached accountant is asked.
     - `initial`: the model before training, which `final-update` needs after a restart.
     - `task`: the name of the training task.
     - `unit`: the content of one row of the data set, such as "sentence", "document" or "user".
@@ -587,6 +591,8 @@ class _OptimizerAudit:
         self._real_add_noise()
 
     def _after_noise(self, optimizer: DPOptimizer) -> None:
+        if self._others is None:
+            raise RuntimeError(METHOD_REPLACED)
         if self._real_hook is not None:
             self._real_hook(optimizer)
         divisor = self._gradients.divisor

@@ -2,6 +2,7 @@
 
 import inspect
 import math
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -87,10 +88,12 @@ class Accounting:
         if any(not part[0] for part in history):
             return math.inf
         assert self.accountant is not None
-        try:
-            return float(self.accountant.get_epsilon(delta))
-        except (ArithmeticError, RuntimeError, ValueError):
-            return None  # Opacus's PRV accountant has settings that it cannot compute; engine.get_epsilon says why
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of steps without sampling, and of orders at the end of their range
+            try:
+                return float(self.accountant.get_epsilon(delta))
+            except (ArithmeticError, RuntimeError, ValueError):
+                return None  # Opacus's PRV accountant has settings that it cannot compute; engine.get_epsilon says why
 
     def claim(self, *, steps: int, delta: float, observed: bool) -> Claim:
         """The accounting of a bare claim, over this many steps; its epsilon is no number of anybody's.

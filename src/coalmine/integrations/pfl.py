@@ -1,7 +1,7 @@
 """Audit pfl: some users become canaries, and the audit observes the noised sum of every round.
 
     privacy = CentrallyAppliedPrivacyMechanism(GaussianMechanism(...))
-    privacy = audited(privacy, network, canaries=300, seed=..., delta=1e-5)
+    privacy = audited(privacy, network, claim=13.0, canaries=300, seed=..., delta=1e-5)
     SimulatedBackend(..., postprocessors=[privacy])
     ...
     print(privacy.audit.finish())
@@ -25,11 +25,12 @@ from coalmine.audit.audit import Audit
 from coalmine.audit.claim import Claim
 from coalmine.audit.coverage import AuditedItem
 from coalmine.audit.result import AuditResult
-from coalmine.integrations.journal import Journal
+from coalmine.integrations.journal import Journal, seen_accounting
 from coalmine.integrations.setup import CLIP_SCALE, AuditSettings, nonnegative, positive, set_up_audit, watch_noise
 
 __all__ = ["AuditedMechanism", "audited"]
 PREFIX = "canary-"
+UNIT, ADJACENCY = "user", "add or remove one"  # of a claim that states none
 NO_NOISE = "no noise multiplier was given, and without noise there is nothing to compare with the other users' sum"
 
 
@@ -51,8 +52,11 @@ def audited(
     clipped updates, are read from a mechanism that clips and adds Gaussian noise centrally. For another mechanism, give
     them yourself.
 
-    `privacy.audit.finish` takes `claim`, by default that of the noise multiplier, and `task`, the name of the training task.
-    A claim with `sampling` is judged with the cohorts that pfl sampled.
+    `claim` is the epsilon to judge, and is committed to before round 1. A number is for one user over the whole run. If
+    every user takes part in every round, it is the mechanism's, composed. If pfl samples users, the audit cannot know how the
+    number counts that, so it can be refuted but not confirmed: claim with `sampling`, which is judged with the cohorts that
+    pfl sampled. `privacy.audit.finish` takes a `claim` for a run that began without one, and `task`, the name of the
+    training task.
     """
     if not isinstance(privacy, Postprocessor):
         raise TypeError(f"privacy must be a postprocessor of pfl, got {shown(privacy)}")
@@ -76,7 +80,7 @@ def audited(
     # pfl's updates hold the parameters that require gradients, in this order (PyTorchModel.variable_map)
     trained = () if model is None else model.named_parameters()
     layers = [(name, p.numel()) for name, p in trained if p.requires_grad]
-    audit = set_up_audit(None if model is None else layers, **settings)
+    audit = set_up_audit(None if model is None else layers, unit=UNIT, adjacency=ADJACENCY, **settings)
     watch_noise(audit, settings.get("on_violation"), noise)
     return AuditedMechanism(privacy, audit, clip_norm=size, noise_multiplier=noise, scale=length)
 
@@ -152,12 +156,11 @@ class AuditedMechanism(Postprocessor):  # type: ignore[misc]
 
     def _finish(self, *, claim: Claim | float | None = None, task: str | None = None) -> AuditResult:
         notes = [] if self._noise else [f"known-others is left out: {NO_NOISE}"]
-        if claim is None and not self._noise:
-            notes.append("no verdict: no noise multiplier was given, so there is no claim to judge")
         return self._journal.finish(
             claim,
             noise=self._noise,
             sampler_observed=True,
+            accounted=seen_accounting(self.audit, unit=UNIT, adjacency=ADJACENCY),
             task=task,
             audited=self._audited_items(),
             notes=notes,

@@ -3,7 +3,7 @@
     class PrivateTrainer(PrivateTraining, Trainer): ...
 
     model, optimizer, loader = PrivacyEngine().make_private(...)
-    audit = audited(canaries=1_000, seed=..., delta=1e-5)
+    audit = audited(claim=3.0, canaries=1_000, seed=..., delta=1e-5)
     trainer = PrivateTrainer(model, args, private_loader=loader, optimizers=(optimizer, None), callbacks=[audit])
     trainer.train()
     print(audit.finish())
@@ -43,8 +43,9 @@ def audited(
 
     The settings are those of `coalmine.integrations.opacus.audited`: `canaries`, `unobserved`, `delta`, `directory`,
     `claim`, `on_violation`, `deferred`, and either `seed` or `seed_file`, or an `audit` of your own. Each canary is
-    paired with one row of the data set. With `on_violation="raise"`, an alarm ends `train` with a ViolationError. Call
-    `finish` after `train`.
+    paired with one row of the data set. `claim` is the epsilon that Opacus's accountant quotes for one row over the whole
+    training, and is committed to before the first step. With `on_violation="raise"`, an alarm ends `train` with a
+    ViolationError. Call `finish` after `train`.
     """
     return AuditCallback(scale=scale, through_clip=through_clip, **settings)
 
@@ -93,6 +94,7 @@ class AuditCallback(TrainerCallback):  # type: ignore[misc]  # transformers is n
             data_loader=kwargs["train_dataloader"],
             scale=self._scale,
             through_clip=self._through_clip,
+            steps=state.max_steps if state.max_steps > 0 else None,
             **self._settings,
         )
         self._audit, self._state = self._optimizer.audit, state

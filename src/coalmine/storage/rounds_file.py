@@ -119,16 +119,22 @@ class Entry(NamedTuple):
     number: int
     skipped: bool
     present: npt.NDArray[np.int32]
-    states_noise: bool
+    multiplier: float | None  # the stated noise over the clip norm
     has_others: bool
     participants: int | None
     end: int
 
+    @property
+    def states_noise(self) -> bool:
+        return self.multiplier is not None
+
     @classmethod
     def of(cls, item: Round, end: int = 0) -> "Entry":
         present = np.array(item.present)  # a copy, not a view of the record
-        stated = (item.noise_std is not None, item.residual_cosines is not None, item.participants)
-        return cls(item.number, item.skipped, present, *stated, end)
+        multiplier = None if item.noise_std is None else item.noise_std / item.clip_norm
+        return cls(
+            item.number, item.skipped, present, multiplier, item.residual_cosines is not None, item.participants, end
+        )
 
 
 class RoundLog:
