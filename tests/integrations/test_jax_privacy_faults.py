@@ -65,7 +65,10 @@ def lost_later(privatizer):
 @pytest.mark.parametrize(
     ("options", "detail"),
     [
-        ({"rows_of_canaries": lambda p: np.repeat(p.canaries_in_step, 2)}, r"canaries are (1\.9|2\.?[0-2]?)\d* clip norms long"),
+        (
+            {"rows_of_canaries": lambda p: np.repeat(p.canaries_in_step, 2)},
+            r"canaries are (1\.9|2\.?[0-2]?)\d* clip norms long",
+        ),
         ({"rows_of_canaries": lambda p: p.canaries_in_step[::2]}, r"input holds [3-6]\d% of the canaries"),
         ({"rows_of_canaries": lambda p: (p.canaries_in_step + 1) % 300}, "input holds [0-9]% of the canaries"),
         ({"rows_of_canaries": lost_later}, r"input holds \d\d?% of the canaries"),
@@ -147,7 +150,10 @@ def test_the_sum_of_the_examples_is_that_without_an_audit(through_clip):
         clipped_sum = alone
         if through_clip:
             numbers = np.concatenate([np.full(35, -1), privatizer.canaries_in_step])
-            padded = np.concatenate([features, np.zeros((5, 30), np.float32)]), np.concatenate([labels, np.zeros(5, int)])
+            padded = (
+                np.concatenate([features, np.zeros((5, 30), np.float32)]),
+                np.concatenate([labels, np.zeros(5, int)]),
+            )
             clipped_sum = clipped(privatizer.canary_loss(loss))(params, *padded, numbers)
         noised, state = privatizer.update(clipped_sum, state)
         expected, own = inner.update(alone, own)

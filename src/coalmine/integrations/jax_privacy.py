@@ -513,26 +513,23 @@ class _Steps:
         fault = _why_not_in_sum([share for share in (shares.first, shares.repeated) if share is not None])
         if fault is not None:
             return AuditedItem("clipping", "failed", fault)
-        reason = f"canaries entered clipped_grad {self._scale:g} times longer than the clip norm, and left it at that norm"
+        reason = (
+            f"canaries entered clipped_grad {self._scale:g} times longer than the clip norm, and left it at that norm"
+        )
         return AuditedItem("clipping", "checked", reason)
 
     def _notes(self) -> list[str]:
-        accounting, claim = self._accounting, self._audit.claim
-        notes = []
-        if claim is not None and claim.adjacency is not None:
-            notes.append(f"the claim compares data sets that differ by this: {claim.adjacency} {claim.unit or 'row'}")
+        accounting = self._accounting
         if accounting.event is None:
-            return notes
+            return []
         if self._mechanism.law is not None:
-            notes.append(
-                "amplification by sampling is not judged under correlated noise: only a claim for known steps is"
-            )
-        elif accounting.event_claim(self._audit.settings.delta) is None:
-            notes.append(
-                "the accountant's epsilon has no verdict: its event does not compose Gaussian noise with the same sampling "
-                "in every step, or has no epsilon under this neighboring_relation"
-            )
-        return notes
+            return ["amplification by sampling is not judged under correlated noise: only a claim for known steps is"]
+        if accounting.event_claim(self._audit.settings.delta) is not None:
+            return []
+        return [
+            "the accountant's epsilon has no verdict: its event does not compose Gaussian noise with the same sampling in "
+            "every step, or has no epsilon under this neighboring_relation"
+        ]
 
     def _warnings(self) -> list[str]:
         warnings = []
