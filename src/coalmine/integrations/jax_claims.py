@@ -10,7 +10,7 @@ from jax_privacy.experimental.execution_plan import DPExecutionPlan
 
 from coalmine.argument_checks import delta_array, one_number, shown
 from coalmine.audit.claim import NOISES, Claim
-from coalmine.audit.event_claims import ADJACENCY, REPLACE, adjacency_of, claim_of_event, parts_of
+from coalmine.audit.event_claims import ADJACENCY, REPLACE, adjacency_of, as_add_or_remove, claim_of_event, parts_of
 from coalmine.estimators.mechanism import mechanism_epsilon
 from coalmine.estimators.sampling import Poisson
 from coalmine.integrations.jax_noise import Mechanism, banded_noise
@@ -108,6 +108,20 @@ class Accounting:
             unit=UNIT,
             adjacency=adjacency_of(self.relation),
         )
+
+    def replace_one_notes(self, claim: Claim | None, steps: int, delta: float) -> list[str]:
+        """How a replace-one claim was judged, if it was."""
+        accounted = self.accounted(steps, delta)
+        if claim is None or accounted is None or not steps:
+            return []
+        read = claim.read_as(accounted) if claim.bare else claim
+        judged = as_add_or_remove(read, delta)
+        if judged is read:
+            return []
+        return [
+            f"epsilon {read.epsilon:.4g} if one row is replaced needs the noise that has epsilon {judged.epsilon:.4g} if "
+            "one row is added or removed, which is what canaries show: the legs judge that"
+        ]
 
     @property
     def planned(self) -> int | None:

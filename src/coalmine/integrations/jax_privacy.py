@@ -525,7 +525,7 @@ class _Steps:
         if self._mechanism.law is not None:
             return ["amplification by sampling is not judged under correlated noise: only a claim for known steps is"]
         if accounting.event_claim(self._audit.settings.delta) is not None:
-            return []
+            return accounting.replace_one_notes(self._audit.claim, self._audit.last_round, self._audit.settings.delta)
         return [
             "the accountant's epsilon has no verdict: its event does not compose Gaussian noise with the same sampling in "
             "every step, or has no epsilon under this neighboring_relation"
