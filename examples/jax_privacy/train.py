@@ -10,7 +10,7 @@ import optax
 from jax_privacy.experimental.execution_plan import BandMFExecutionPlanConfig
 from sklearn.datasets import load_digits
 
-from coalmine.integrations.jax_privacy import audited
+from coalmine.integrations.jax_privacy import audited, known_steps_claim
 
 DELTA, EXPECTED_BATCH = 1e-5, 150
 
@@ -42,8 +42,8 @@ def main(steps: int, bands: int, noise_multiplier: float, out: Path) -> None:
         noise_seed=2,
     )
     plan = config.plan
-    settings = {"canaries": 1_000, "seed_file": "canary-seed", "delta": DELTA, "directory": out}
-    plan = audited(plan, params, num_examples=len(images), **settings)
+    settings = {"claim": known_steps_claim(plan, DELTA) if bands > 1 else None, "directory": out}
+    plan = audited(plan, params, num_examples=len(images), seed_file="canary-seed", delta=DELTA, **settings)
     privatizer, optimizer = plan.noise_addition_transform, optax.sgd(0.5 / EXPECTED_BATCH)
     gradient = plan.clipped_grad(loss, batch_argnums=(1, 2), microbatch_size=50)
 

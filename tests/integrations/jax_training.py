@@ -28,8 +28,15 @@ def loss(params, features, labels):
     return optax.softmax_cross_entropy_with_integer_labels(features @ params["w"] + params["b"][0], labels).mean()
 
 
-def train(privatizer, strategy, *, grad_fn=None, largest=160, through_clip=False):
-    """Train with an audited privatizer, and return what `finish` needs."""
+def canaries_in_step(privatizer):
+    return privatizer.canaries_in_step
+
+
+def train(privatizer, strategy, *, grad_fn=None, largest=160, through_clip=False, rows_of_canaries=canaries_in_step):
+    """Train with an audited privatizer, and return what `finish` needs.
+
+    With `through_clip` the canaries of `rows_of_canaries` are rows of the batch.
+    """
     strategy = strategy if hasattr(strategy, "_steps") else privatizer.watched(strategy)
     grad_fn = grad_fn or jax_privacy.clipped_grad(loss, l2_clip_norm=1.0, batch_argnums=(1, 2))
     features, labels = data()
@@ -48,9 +55,9 @@ def train(privatizer, strategy, *, grad_fn=None, largest=160, through_clip=False
         rows[: len(indices)] = indices
         batch, used = [features[rows], labels[rows]], len(indices)
         if through_clip:
-            numbers = np.full(largest, -1)
-            numbers[used : used + len(privatizer.canaries_in_step)] = privatizer.canaries_in_step
-            batch, used = [*batch, numbers], used + len(privatizer.canaries_in_step)
+            numbers, canaries = np.full(largest, -1), rows_of_canaries(privatizer)
+            numbers[used : used + len(canaries)] = canaries
+            batch, used = [*batch, numbers], used + len(canaries)
         params, noise_state = step(params, noise_state, *batch, padding=np.arange(largest) >= used)
     return {"noise_state": noise_state, "params": params}
 

@@ -15,7 +15,7 @@ from jax_privacy import batch_selection  # noqa: E402
 from jax_training import DELTA, EXAMPLES, PARAMS, POISSON, SETTINGS, STEPS, banded_plan, gaussian, legs, loss, train  # noqa: E402
 
 from coalmine import mechanism_epsilon  # noqa: E402
-from coalmine.integrations.jax_privacy import audited  # noqa: E402
+from coalmine.integrations.jax_privacy import audited, known_steps_claim  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:optax.global_norm is deprecated:DeprecationWarning")
 
@@ -32,12 +32,15 @@ def test_canaries_through_the_clip_reveal_a_missing_clip(clips):
     result = privatizer.audit.finish(**train(privatizer, POISSON, grad_fn=grad_fn, through_clip=True))
     assert result.verdict.outcome == ("PASS" if clips else "VIOLATION")
     assert legs(result) == {"accounting": "PASS", "noise": "PASS" if clips else "VIOLATION", "sampling": "PASS"}
-    assert next(item for item in result.audited if item.name == "clipping").status == "checked"
+    clipping = next(item for item in result.audited if item.name == "clipping")
+    assert clipping.status == ("checked" if clips else "failed")
+    assert clips or "10 clip norms long in the privatizer's input" in clipping.detail
 
 
 def test_a_banded_plan_recovers_the_analytical_epsilon():
     """An example's steps are separated by at least the number of bands, so ‖Cu‖² is the number of its steps."""
-    plan = audited(banded_plan(), PARAMS, num_examples=EXAMPLES, **SETTINGS)
+    claim = known_steps_claim(banded_plan(), DELTA)
+    plan = audited(banded_plan(), PARAMS, num_examples=EXAMPLES, claim=claim, **SETTINGS)
     privatizer = plan.noise_addition_transform
     grad_fn = plan.clipped_grad(loss, batch_argnums=(1, 2))
     result = privatizer.audit.finish(**train(privatizer, plan.batch_selection_strategy, grad_fn=grad_fn))
@@ -47,13 +50,16 @@ def test_a_banded_plan_recovers_the_analytical_epsilon():
     assert rung.interval[0] <= exact <= rung.interval[1]
     assert rung.epsilon == pytest.approx(exact, rel=0.15)
     assert next(item for item in result.audited if item.name == "sampler").status == "not checked"
+    assert (result.claim.adjacency, result.claim.unit, result.claim.accounting) == ("zero out one", "row", "mechanism")
+    assert result.claim.epsilon == pytest.approx(mechanism_epsilon(2.0, delta=DELTA, participations=14))
 
 
 @pytest.mark.full
 def test_banded_plan_with_half_the_noise_is_a_violation():
-    """The accountant's event still has the requested noise."""
+    """The claim is that of the plan with the requested noise."""
     halved = banded_plan(noise_multiplier=1.0)
-    plan = audited(halved, PARAMS, num_examples=EXAMPLES, dp_event=banded_plan().dp_event, **SETTINGS)
+    claim = known_steps_claim(banded_plan(), DELTA)
+    plan = audited(halved, PARAMS, num_examples=EXAMPLES, claim=claim, **SETTINGS)
     privatizer = plan.noise_addition_transform
     result = privatizer.audit.finish(**train(privatizer, plan.batch_selection_strategy))
     assert result.verdict.outcome == "VIOLATION"

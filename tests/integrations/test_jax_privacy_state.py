@@ -18,7 +18,7 @@ from jax_privacy import noise_addition  # noqa: E402
 from jax_privacy.matrix_factorization import toeplitz  # noqa: E402
 from jax_training import BANDS, EXAMPLES, PARAMS, POISSON, SETTINGS, gaussian  # noqa: E402
 
-from coalmine import Audit, BandedNoise  # noqa: E402
+from coalmine import Audit, BandedNoise, Claim, mechanism_epsilon  # noqa: E402
 from coalmine.integrations.jax_privacy import AuditState, audited, banded_noise, named_leaves  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:optax.global_norm is deprecated:DeprecationWarning")
@@ -183,7 +183,8 @@ def test_a_given_audit_can_be_used():
 
 
 def test_a_sampling_probability_can_replace_batches():
-    privatizer = gaussian(num_examples=None, sampling_probability=0.2, dp_event=None, canaries=300)
+    claim = Claim.mechanism(float(mechanism_epsilon(1.0, delta=1e-5, participations=12)), participations=12)
+    privatizer = gaussian(num_examples=None, sampling_probability=0.2, dp_event=None, canaries=300, claim=claim)
     params = jax.tree.map(jnp.asarray, PARAMS)
     state = privatizer.init(params)
     update = jax.jit(privatizer.update)

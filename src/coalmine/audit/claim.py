@@ -72,6 +72,13 @@ class Claim:
             ) from None
         return cls(epsilon) if number == text.strip() else cls.mechanism(epsilon)
 
+    @classmethod
+    def from_event(cls, event: Any, delta: float, neighboring_relation: Any, **terms: Any) -> "Claim":
+        """The claim of a dp-accounting event at `delta` under a `NeighboringRelation`; `terms` as in `claim_of_event`."""
+        from coalmine.audit.event_claims import claim_of_event  # which imports this module
+
+        return claim_of_event(event, delta, neighboring_relation, **terms)
+
     def __post_init__(self) -> None:
         epsilon = one_number("claim", self.epsilon)
         if epsilon <= 0:

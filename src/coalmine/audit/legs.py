@@ -13,6 +13,7 @@ import numpy as np
 from scipy.optimize import brentq
 
 from coalmine.audit.claim import Claim
+from coalmine.audit.event_claims import as_add_or_remove
 from coalmine.audit.gauge import Gauge
 from coalmine.audit.ladder import Scores
 from coalmine.audit.noise_schedule import NoiseSchedule
@@ -68,6 +69,7 @@ class SampledClaim:
     @classmethod
     def of(cls, claim: Claim, *, delta: float, rounds: int, schedule: NoiseSchedule | None = None) -> "SampledClaim":
         """The claim on a run with this many observed rounds, which may state different noise."""
+        claim = as_add_or_remove(claim, delta)
         assert claim.sampling is not None
         sampling = with_schedule(_with_rounds(claim.sampling, rounds), schedule)
         if schedule is not None:

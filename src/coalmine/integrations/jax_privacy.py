@@ -18,55 +18,51 @@ the next step. On another device jax measures them, and only scores reach the ho
 """
 
 import dataclasses
-import inspect
-import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple, Unpack
 from warnings import warn
 
 import numpy as np
 
 try:
-    import dp_accounting
     import jax
     import jax.numpy as jnp
     import optax
     from jax.flatten_util import ravel_pytree
     from jax_privacy.batch_selection import BatchSelectionStrategy
     from jax_privacy.experimental.execution_plan import DPExecutionPlan
-    from jax_privacy.matrix_factorization.streaming_matrix import StreamingMatrix
+
+    from coalmine.integrations.jax_claims import Accounting, known_steps_claim, plan_noise, relation_of
+    from coalmine.integrations.jax_noise import SAME, Mechanism, banded_noise
+    from coalmine.integrations.jax_selection import ExampleSelection, SeedSelection, Selection, Watched, new_selection
 except ImportError as error:
     raise ImportError("auditing jax_privacy needs: pip install 'coalmine[jax]'") from error
 
-from coalmine.argument_checks import count_of, one_number, shown, whole_number
+from coalmine.argument_checks import count_of, shown
 from coalmine.audit.audit import Audit
 from coalmine.audit.claim import Claim
 from coalmine.audit.coverage import AuditedItem
-from coalmine.audit.pipeline_record import CLOSED_FORM
+from coalmine.audit.dilution import CanaryShare, DilutionReader
 from coalmine.audit.result import AuditResult
 from coalmine.audit.schedule import Indices
+from coalmine.audit.views import read_log
 from coalmine.canaries.array_types import is_traced
 from coalmine.estimators.amplification import PLD
 from coalmine.estimators.correlated import BandedNoise
-from coalmine.estimators.mechanism import mechanism_epsilon
-from coalmine.estimators.sampling import Poisson
 from coalmine.integrations.journal import Journal
+from coalmine.integrations.rewound_noise import METRIC, RewoundNoise
 from coalmine.integrations.setup import (
     CLIP_SCALE,
     AuditSettings,
     new_audit_settings,
-    nonnegative,
     own_audit,
     positive,
     refuse_finished,
     watch_noise,
 )
 
-__all__ = ["AuditState", "AuditedPrivatizer", "audited", "banded_noise", "named_leaves"]
-USUAL_CANARIES = 1_000  # default number, if the data set has as many examples
-MOST_BANDS = 256  # the coefficients of a strategy matrix are read from its first 256 steps
-SAME = 1e-4  # relative to the length of a column: smaller coefficients are rounding errors
-STREAMS_SAME = 1e-3  # in standard deviations: smaller differences in the noise are single-precision rounding
+__all__ = ["AuditState", "AuditedPrivatizer", "audited", "banded_noise", "known_steps_claim", "named_leaves"]
+UNSURE = 0.5  # standard reach of the canaries' share above which present and absent canaries look alike
 
 
 class AuditState(NamedTuple):
@@ -92,7 +88,7 @@ class AuditedPrivatizer(optax.GradientTransformation):  # type: ignore[misc]
 
     def watched(self, strategy: Any) -> Any:
         """The same batch selection strategy, but the audit sees each batch: `next_step` then needs no indices."""
-        return _Watched(strategy, self._steps)
+        return Watched(strategy, self._steps)
 
     def next_step(self, noise_state: AuditState, indices: Any = None) -> AuditState:
         """The state for the next step: records the last step, and inserts the canaries of the next one.
@@ -129,39 +125,45 @@ def audited(
     privatizer: Any,
     params: Any,
     *,
-    stddev: float | None = None,
+    stddev: float | Callable[[int], Any] | None = None,
     clip_norm: float | None = None,
     noising_matrix: Any = None,
     steps: int | None = None,
     num_examples: int | None = None,
     sampling_probability: float | None = None,
     dp_event: Any = None,
+    neighboring_relation: Any = None,
     through_clip: bool = False,
     **settings: Unpack[AuditSettings],
 ) -> Any:
     """The same privatizer with canaries in its steps and an `audit`; or the same `DPExecutionPlan` with such a privatizer.
 
     `params` is the model before training, any pytree. Each of its arrays gets its own noise gauge. `stddev` is the one that
-    the privatizer was made with. `clip_norm` is the most that one example adds to the clipped sum: `grad_fn.sensitivity()`.
-    For a privatizer with correlated noise, also pass its `noising_matrix`, and the number of `steps` that it was made for.
-    From a plan, all of these are read unless you give them, and its batch selection is watched.
+    the privatizer was made with, or a schedule: a function of the number of steps before. `clip_norm` is the most that one
+    example adds to the clipped sum: `grad_fn.sensitivity()`. For a privatizer with correlated noise, also pass its
+    `noising_matrix`, and the number of `steps` that it was made for. From a plan, all of these are read unless you give
+    them, and its batch selection is watched.
 
     `settings` are `canaries`, `unobserved`, `delta`, `directory`, `claim` and `on_violation` as in `Audit`, and either
     `seed` or `seed_file`. An `audit` of your own replaces all of these settings. Make it with
     `Audit.for_model(named_leaves(params), …)`, under correlated noise with the `noise` that `banded_noise` returns.
 
+    The claim is committed to before step 1. By default it is the epsilon that dp-accounting quotes for `dp_event`, the event
+    that the accountant composes, under a `neighboring_relation`: by default that of the plan's accountant, without a plan
+    ADD_OR_REMOVE_ONE. A number, `claim=3.0`, is the epsilon that you quote for that event: one row, the whole run, sampling
+    counted. Without an event, it is read with `sampling_probability`. `Claim.mechanism` and, under correlated noise,
+    `known_steps_claim(plan, delta)` are claims for known steps. Without a claim nothing can pass.
+
     With `num_examples`, the size of the data set, each canary is paired with one example. Take batches from a `watched`
     strategy, or pass each batch to `next_step`. There can be at most as many canaries as examples; the default is 1,000.
     Without `num_examples` the batch selection is not observed: each canary is in a step with `sampling_probability`, drawn
-    from the audit's seed.
+    from the audit's seed. A claim that counts sampling is then never confirmed.
 
     With `through_clip` canaries enter `clipped_grad` as rows of the batch, ten times too long, so the audit checks the clip
     too: see `AuditedPrivatizer.canary_loss`. Otherwise they join the clipped sum at the clip norm.
 
-    `privatizer.audit.finish` takes `noise_state`, the state after the last step, `params`, the final model, `claim`,
-    `accounted_epsilon` and `task`. `dp_event` is the event that the accountant composes. If it is a Poisson-sampled Gaussian
-    mechanism and the batch selection is observed, its epsilon is the default claim. If the selection is not observed, its
-    epsilon gets a second verdict. Under correlated noise the default claim is the mechanism's, for the most exposed canary.
+    `privatizer.audit.finish` takes `noise_state`, the state after the last step, `params`, the final model, `task`, and a
+    `claim` for a run that began without one.
     """
     plan = privatizer if isinstance(privatizer, DPExecutionPlan) else None
     inner = privatizer if plan is None else plan.noise_addition_transform
@@ -172,29 +174,31 @@ def audited(
     if isinstance(inner, AuditedPrivatizer):
         raise ValueError("this privatizer is audited already: pass the one that jax_privacy made")
     if plan is not None:
-        closure = inspect.getclosurevars(inner.update).nonlocals
-        stddev = closure.get("stddev") if stddev is None else stddev
-        noising_matrix = closure.get("noising_matrix") if noising_matrix is None else noising_matrix
+        read = plan_noise(plan)
+        stddev = read["stddev"] if stddev is None else stddev
+        noising_matrix = read["noising_matrix"] if noising_matrix is None else noising_matrix
         steps = getattr(plan.batch_selection_strategy, "iterations", None) if steps is None else steps
         clip_norm = plan.clipped_grad(lambda: None).sensitivity() if clip_norm is None else clip_norm
         dp_event = plan.dp_event if dp_event is None else dp_event
     for name, value in {"stddev": stddev, "clip_norm": clip_norm}.items():
         if value is None:
             raise TypeError(f"audited() needs the privatizer's {name}, which jax_privacy does not expose: pass {name}=")
-    assert stddev is not None
-    assert clip_norm is not None
     law, column = (None, 1.0) if noising_matrix is None else banded_noise(noising_matrix, steps)
-    mechanism = _Mechanism(nonnegative("stddev", stddev) / column, positive("clip_norm", clip_norm), law, dp_event)
+    mechanism = Mechanism.of(stddev, clip_norm, law, column)
     names, treedef, model = _named_leaves(params)
-    selection = _new_selection(num_examples, sampling_probability, settings)
-    audit = _set_up_audit(model, law, settings)
+    selection = new_selection(num_examples, sampling_probability, settings)
+    relation = relation_of(plan, neighboring_relation)
+    accounting = Accounting(dp_event, relation, mechanism, selection.observed, sampling_probability)
+    audit = _set_up_audit(model, law, accounting, settings)
     selection.attach(audit)
     watch_noise(audit, settings.get("on_violation"), mechanism.noise_multiplier)
     if through_clip:
         _ = audit.rotated_canaries  # raises an error if the audit's canaries cannot be compiled
     transformation = AuditedPrivatizer(*_init_and_update(inner, through_clip=through_clip))
     transformation.audit = audit
-    transformation._steps = _Steps(audit, mechanism, selection, names, treedef, model, through_clip=through_clip)
+    transformation._steps = _Steps(
+        audit, accounting, selection, names, treedef, model, steps=steps, through_clip=through_clip
+    )
     if plan is None:
         return transformation
     strategy = plan.batch_selection_strategy
@@ -203,179 +207,21 @@ def audited(
     return dataclasses.replace(plan, noise_addition_transform=transformation, batch_selection_strategy=strategy)
 
 
-def banded_noise(noising_matrix: Any, steps: int | None) -> tuple[BandedNoise | None, float]:
-    """The noise of a privatizer for an `Audit`, and the length of a column of its strategy matrix C.
-
-    `noising_matrix` is C⁻¹, a StreamingMatrix or an array. The noise is None if it is independent in every step.
-    """
-    if isinstance(noising_matrix, StreamingMatrix):
-        if steps is None:
-            raise TypeError("audited() needs the number of steps that the noising matrix is for: pass steps=")
-        rounds = whole_number("steps", steps, minimum=1)
-        inverse = np.asarray(noising_matrix.materialize(min(rounds, MOST_BANDS)), np.float64)
-    else:
-        inverse = np.asarray(noising_matrix, np.float64)
-        if inverse.ndim != 2 or inverse.shape[0] != inverse.shape[1]:
-            raise ValueError(f"noising_matrix must be a square matrix, got shape {inverse.shape}")
-        rounds = len(inverse)
-    if not np.isfinite(inverse).all() or np.triu(inverse, 1).any() or not np.diag(inverse).all():
-        raise ValueError("noising_matrix must be finite and lower triangular, without zeros on its diagonal")
-    first = np.linalg.inv(inverse[:MOST_BANDS, :MOST_BANDS])[:, 0]
-    length = float(np.linalg.norm(first))
-    bands = int(np.flatnonzero(np.abs(first) > SAME * length).max()) + 1
-    # The matrix is identified by its effect on a few random streams.
-    streams = np.random.default_rng(0).normal(size=(rounds, 4)).astype(np.float32)
-    noised = np.asarray(noising_matrix @ jnp.asarray(streams), np.float64) * length
-    if bands == 1 and np.allclose(noised, streams, atol=STREAMS_SAME):
-        return None, length
-    falling = np.minimum.accumulate(
-        np.maximum(first[:bands], 0.0)
-    )  # removes rounding; a real rise makes the streams differ below
-    # The last step cuts off some columns. They are shorter, unless the strategy normalises every column.
-    for planned in (rounds + bands - 1, rounds):
-        noise = BandedNoise(rounds=planned, coefficients=tuple(falling))
-        encoder = noise.encoder()
-        decoded = np.array([encoder.add(number, row) for number, row in enumerate(noised, start=1)])
-        if np.allclose(decoded, streams, atol=STREAMS_SAME):
-            return noise, length
-    raise ValueError(
-        "the inverse of noising_matrix must be a banded Toeplitz matrix whose coefficients are positive and do not "
-        "increase; other correlated noise cannot be audited yet"
-    )
-
-
-class _Mechanism(NamedTuple):
-    """The stated noise. `unit_std` is the std of the noise before it is correlated, for columns of length 1."""
-
-    unit_std: float
-    clip_norm: float
-    law: BandedNoise | None
-    event: Any
-
-    @property
-    def noise_multiplier(self) -> float:
-        return self.unit_std / self.clip_norm
-
-    def noise_std(self, step: int) -> float:
-        """The standard deviation of a step's noise."""
-        return self.unit_std * (1.0 if self.law is None else self.law.std(step))
-
-    def accounted(self, delta: float, *, observed: bool) -> Claim | None:
-        """The accountant's claim, amplified by sampling; None if the event is of another kind."""
-        poisson = _poisson_event(self.event)
-        if poisson is None or self.law is not None:
-            return None
-        noise, rate, steps = poisson
-        accountant = dp_accounting.pld.PLDAccountant()
-        accountant.compose(self.event)
-        epsilon = float(accountant.get_epsilon(delta))
-        if not 0 < epsilon < math.inf:
-            return None
-        return Claim(epsilon, sampling=Poisson(rate, rounds=steps), noise_multiplier=noise, sampler_observed=observed)
-
-
-def _poisson_event(event: Any) -> tuple[float, float, int] | None:
-    """Noise multiplier, rate and steps of a composed Poisson-sampled Gaussian event; None for other events."""
-    if not isinstance(event, dp_accounting.SelfComposedDpEvent):
-        return None
-    sampled = event.event
-    if not isinstance(sampled, dp_accounting.PoissonSampledDpEvent):
-        return None
-    if not isinstance(sampled.event, dp_accounting.GaussianDpEvent) or not sampled.event.noise_multiplier:
-        return None
-    return float(sampled.event.noise_multiplier), float(sampled.sampling_probability), int(event.count)
-
-
-class _SeedSelection:
-    """Each canary is in a step with a fixed probability, drawn from the audit's seed."""
-
-    observed = False
-    participants: int | None = None
-    repeats: tuple[Indices, ...] = ()
-    rows: int | None = None
-
-    def __init__(self, probability: float) -> None:
-        self.probability = probability
-
-    def attach(self, audit: Audit) -> None:
-        self._audit = audit
-
-    def canaries(self, step: int, indices: Any) -> Indices:
-        if indices is not None:
-            raise ValueError("next_step takes the batch's indices only if audited() was given num_examples")
-        return self._audit.sampled_canaries(step, self.probability)
-
-
-class _ExampleSelection:
-    """Each canary is paired with one example of the data set: it is in a step whenever that example is in the batch.
-
-    `repeats` lists the canaries whose examples are in the batch at least twice, three times and so on: they join as often.
-    `participants` is the number of examples in the batch: canaries do not count.
-    """
-
-    observed = True
-    participants: int | None = None
-    repeats: tuple[Indices, ...] = ()
-
-    def __init__(self, rows: int) -> None:
-        self.rows = rows
-        self.most_times = 1
-
-    def attach(self, audit: Audit) -> None:
-        count = audit.settings.canaries
-        if count > self.rows:
-            raise ValueError(
-                f"canaries must be at most the {self.rows} examples of the data set, one for each, got {count}"
-            )
-        self._canary_of_row = np.full(self.rows, -1, dtype=np.int32)
-        self._canary_of_row[audit.canary_rows(self.rows)] = np.arange(count)
-        self._count = count
-
-    def canaries(self, step: int, indices: Any) -> Indices:
-        if indices is None:
-            raise TypeError(
-                "next_step needs the indices of the batch: take batches from privatizer.watched(strategy), or pass them"
-            )
-        picked = np.asarray(indices).reshape(-1)
-        if picked.size and picked.dtype.kind not in "iu":
-            raise ValueError(f"indices must be whole numbers, got {shown(indices)}")
-        rows = picked[picked >= 0].astype(np.int64)  # negative ones pad a batch
-        if rows.size and rows.max() >= self.rows:
-            raise ValueError(f"indices must lie in 0..{self.rows - 1}, got {rows.max()}")
-        self.participants = rows.size
-        self.most_times = max(self.most_times, int(np.bincount(rows, minlength=1).max()))
-        canaries = self._canary_of_row[rows]
-        times = np.bincount(canaries[canaries >= 0], minlength=self._count)
-        self.repeats = tuple(
-            np.flatnonzero(times >= number).astype(np.int32) for number in range(2, int(times.max(initial=1)) + 1)
-        )
-        return np.flatnonzero(times).astype(np.int32)
-
-
-def _new_selection(
-    num_examples: int | None, sampling_probability: float | None, settings: AuditSettings
-) -> _SeedSelection | _ExampleSelection:
-    if (num_examples is None) == (sampling_probability is None):
-        raise TypeError("audited() needs either num_examples, the size of the data set, or a sampling_probability")
-    if num_examples is not None:
-        rows = whole_number("num_examples", num_examples, minimum=1)
-        if settings.get("audit") is None and settings.get("canaries") is None:
-            settings["canaries"] = min(USUAL_CANARIES, rows)
-        return _ExampleSelection(rows)
-    assert sampling_probability is not None
-    probability = one_number("sampling_probability", sampling_probability)
-    if not 0 < probability <= 1:
-        raise ValueError(f"sampling_probability must lie in (0, 1], got {probability}")
-    return _SeedSelection(probability)
-
-
-def _set_up_audit(model: dict[str, Any], law: BandedNoise | None, settings: AuditSettings) -> Audit:
+def _set_up_audit(
+    model: dict[str, Any], law: BandedNoise | None, accounting: Accounting, settings: AuditSettings
+) -> Audit:
     if settings.get("audit") is None:
+        claim, delta = settings.get("claim"), settings.get("delta")
+        delta = claim.delta if delta is None and isinstance(claim, Claim) else delta
+        if delta is not None:
+            settings["claim"] = accounting.made(claim, delta)
         # A deferred round is measured during the next step and costs less, but an alarm must not wait.
         deferred = {"deferred": settings.get("on_violation") is None}
         return Audit.for_model(model, noise=law, **deferred | new_audit_settings(True, **settings))
     audit = own_audit(**settings)
     refuse_finished(audit)
+    if audit.claim is not None and audit.claim.bare:
+        accounting.check_readable(audit.claim, audit.settings.delta)
     structure = audit.updates([], 1.0)
     if not isinstance(structure, dict) or {k: v.shape for k, v in structure.items()} != {
         name: tuple(leaf.shape) for name, leaf in model.items()
@@ -431,48 +277,24 @@ def _init_and_update(privatizer: Any, *, through_clip: bool) -> tuple[Any, Any]:
     return init, update
 
 
-class _Watched(BatchSelectionStrategy):  # type: ignore[misc]
-    """A batch selection strategy that also passes each batch to the audit."""
-
-    def __init__(self, strategy: Any, steps: "_Steps") -> None:
-        if not isinstance(strategy, BatchSelectionStrategy):
-            raise TypeError(
-                f"watched() takes a strategy of jax_privacy.batch_selection that selects examples, got {shown(strategy)}"
-            )
-        self._strategy, self._steps = strategy, steps
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):
-            raise AttributeError(name)
-        return getattr(self._strategy, name)
-
-    def __repr__(self) -> str:
-        return f"watched({self._strategy!r})"
-
-    def batch_iterator(self, num_examples: int, rng: Any = None) -> Iterator[Any]:
-        """The batches of the strategy, unchanged."""
-        self._steps.expect_batches(num_examples)
-        for indices in self._strategy.batch_iterator(num_examples, rng):
-            self._steps.add_batch(indices)
-            yield indices
-
-
 class _Steps:
     """Puts canaries into a privatizer's steps, and records the steps."""
 
     def __init__(
         self,
         audit: Audit,
-        mechanism: _Mechanism,
-        selection: _SeedSelection | _ExampleSelection,
+        accounting: Accounting,
+        selection: Selection,
         names: list[str],
         treedef: Any,
         model: dict[str, Any],
         *,
+        steps: int | None,
         through_clip: bool,
     ) -> None:
         self._scale = CLIP_SCALE if through_clip else None
-        self._audit, self._mechanism, self._selection = audit, mechanism, selection
+        self._audit, self._accounting, self._selection = audit, accounting, selection
+        self._mechanism = accounting.mechanism
         self._names, self._treedef = names, treedef
         self._precision = ", ".join(sorted({str(leaf.dtype) for leaf in model.values()}))
         if audit.log.final is not None:
@@ -482,6 +304,11 @@ class _Steps:
         self._steps_without_others = 0
         self._batches: list[Any] = []  # of a watched strategy, since the last step was prepared
         self._journal = Journal(audit, self._settings())
+        self._rewound = RewoundNoise(audit)
+        if audit.claim is not None and audit.claim.bare:
+            accounted = accounting.accounted(steps or accounting.planned or 1, audit.settings.delta)
+            if accounted is not None:
+                audit.read_claim_as(audit.claim.read_as(accounted))
         audit.finish_with(self._finish)
 
     @property
@@ -498,7 +325,13 @@ class _Steps:
 
         def with_canaries(params: Any, *batch: Any, **options: Any) -> Any:
             *examples, number = batch
-            index = jnp.reshape(number, (-1,))[0]
+            if np.size(number) != 1:
+                raise ValueError(
+                    f"a canary must be a row that is clipped by itself, got a group of {np.size(number)} rows: in "
+                    "clipped_grad, pass batch_argnums of the examples and of the canaries' numbers, and one row for each "
+                    "group; canaries cannot pass the clip of groups of several rows"
+                )
+            index = jnp.reshape(number, ())
             vector, to_tree = ravel_pytree(params)
             canary = jax.lax.stop_gradient(canaries.traced_canary(index, vector))
             along = sum(jax.tree.leaves(jax.tree.map(lambda a, b: jnp.sum(a * b), params, to_tree(canary))))
@@ -563,7 +396,8 @@ class _Steps:
                     f"the state comes from step {step}, and the audit has recorded {count_of(last, 'step')}: call next_step "
                     "before every step, and resume from a checkpoint that the audit has recorded"
                 )
-            self._audit.rewind_to(step)  # training resumes from a checkpoint
+            if step < last:
+                self._rewound.rewind_to(step)  # training resumes from a checkpoint
             return
         if step == last:
             return  # the loop skipped the last batch
@@ -574,20 +408,27 @@ class _Steps:
                 "step, with the state of the step before"
             )
         mechanism = self._mechanism
-        others = self._leaves(state.others) if mechanism.unit_std or present.size else None
+        noise_std = mechanism.noise_std(number)
+        others = self._leaves(state.others) if noise_std or present.size else None
         self._steps_without_others += others is None
         self._audit.observe_round(
             number,
             self._leaves(state.model_delta),
             present=present,
             others=others,
-            noise_std=mechanism.noise_std(number),
+            noise_std=noise_std,
             clip_norm=mechanism.clip_norm,
             scale=1.0 if self._scale is None else self._scale,
             participants=participants,
         )
+        self._rewound.compare()
         self._journal.add_round(
-            number, canaries=int(present.size), examples=participants, clip_norm=mechanism.clip_norm
+            number,
+            canaries=int(present.size),
+            examples=participants,
+            clip_norm=mechanism.clip_norm,
+            noise_std=noise_std if mechanism.scheduled else None,
+            **{METRIC: self._rewound.rounds or None},
         )
 
     def _leaves(self, tree: Any) -> dict[str, Any]:
@@ -599,55 +440,40 @@ class _Steps:
         *,
         noise_state: Any = None,
         params: Any = None,
-        claim: Claim | float | None = None,
-        accounted_epsilon: float | None = None,
+        claim: Claim | float | str | None = None,
         task: str | None = None,
     ) -> AuditResult:
         """Record the last step, observe the final model if it is given, and return the result."""
-        audit, mechanism = self._audit, self._mechanism
+        audit, mechanism, delta = self._audit, self._mechanism, self._audit.settings.delta
         if audit.log.final is None:
             if noise_state is None:
                 raise TypeError("finish needs the state after the last step: audit.finish(noise_state=noise_state)")
             self._record(noise_state)
             if params is not None:
                 audit.observe_final(self._leaves(params), initial=self._initial)
+        audit.flush()
+        self._rewound.compare()
         warnings = self._warnings()
         for text in warnings:
             warn(text, stacklevel=3)
-        accounted = (
-            mechanism.accounted(audit.settings.delta, observed=self._selection.observed) if audit.last_round else None
-        )
-        if accounted is not None and accounted_epsilon is not None:
-            accounted = dataclasses.replace(accounted, epsilon=accounted_epsilon)
-        elif accounted is not None:
-            accounted_epsilon = accounted.epsilon
-        noise = mechanism.noise_multiplier if mechanism.law is None else None
-        claimed_by = None
-        if claim is None and audit.claim is None and mechanism.law is not None and mechanism.unit_std:
-            claim, claimed_by = self._correlated_claim(), CLOSED_FORM
+        steady = mechanism.law is None and not mechanism.scheduled
+        event = self._accounting.event_claim(delta)
         return self._journal.finish(
-            claim,
-            noise=noise,
-            accounted_epsilon=accounted_epsilon,
-            accounted=accounted,
-            accounted_by=PLD,
-            claimed_by=claimed_by,
+            None if claim is None else self._accounting.made(claim, delta),
+            noise=mechanism.noise_multiplier if steady else None,
+            accounted_epsilon=None if event is None else event.epsilon,
+            accounted=self._accounting.accounted(audit.last_round, delta),
+            accounted_by=None if event is None else PLD,
             pipeline={"trust_model": "central", "precision": self._precision},
             task=task,
             audited=self._audited_items(),
             notes=self._notes(),
             warnings=warnings,
-            noise_multiplier=mechanism.noise_multiplier,
+            noise_multiplier=min(
+                (mechanism.unit(number) / mechanism.clip_norm for number in audit.log.numbers),
+                default=mechanism.noise_multiplier,
+            ),
         )
-
-    def _correlated_claim(self) -> Claim:
-        """The mechanism's epsilon under correlated noise, for the most exposed canary."""
-        law, event = self._mechanism.law, _poisson_event(self._mechanism.event)
-        assert law is not None
-        largest = self._largest_strength(law)
-        noise = self._mechanism.noise_multiplier if event is None else event[0]  # the accountant's, if there is one
-        epsilon = float(mechanism_epsilon(noise / math.sqrt(largest), delta=self._audit.settings.delta))
-        return Claim(epsilon, sensitivity=math.sqrt(largest))
 
     def _largest_strength(self, law: BandedNoise) -> float:
         """The largest ‖Cu‖² of a canary, where u is 1 in its steps and 0 elsewhere."""
@@ -667,47 +493,59 @@ class _Steps:
         else:
             reason = "the audit drew its canaries itself, at the given probability; pass num_examples and each batch"
             sampler = AuditedItem("sampler", "not checked", reason)
-        clipping = AuditedItem(
-            "clipping", "not checked", "canaries joined the sum after clipped_grad, at the clip norm"
-        )
-        if self._scale is not None:
-            reason = f"canaries entered clipped_grad {self._scale:g} times longer than the clip norm"
-            clipping = AuditedItem("clipping", "checked", reason)
         weights = AuditedItem(
             "weights", "does not apply", "jax_privacy has no weights: every example counts once in the sum"
         )
-        items = [clipping, sampler, weights]
+        items = [self._clipping_item(), sampler, weights]
+        if self._rewound.fault is not None:
+            items.append(self._rewound.fault)
         if not self._steps_without_others:
             reason = "the sum of the other examples was read from the privatizer's input in every step"
             items.append(AuditedItem("others", "checked", reason))
         return items
 
+    def _clipping_item(self) -> AuditedItem:
+        if self._scale is None:
+            reason = "canaries joined the sum after clipped_grad, at the clip norm"
+            return AuditedItem("clipping", "not checked", reason)
+        shares = DilutionReader(self._audit.settings)
+        read_log(self._audit.log, self._audit.settings, shares)
+        fault = _why_not_in_sum([share for share in (shares.first, shares.repeated) if share is not None])
+        if fault is not None:
+            return AuditedItem("clipping", "failed", fault)
+        reason = (
+            f"canaries entered clipped_grad {self._scale:g} times longer than the clip norm, and left it at that norm"
+        )
+        return AuditedItem("clipping", "checked", reason)
+
     def _notes(self) -> list[str]:
-        event = self._mechanism.event
-        if event is None:
+        accounting = self._accounting
+        if accounting.event is None:
             return []
         if self._mechanism.law is not None:
-            return ["the verdict is for known steps: amplification by sampling is not judged under correlated noise"]
-        if _poisson_event(event) is not None:
-            return []
-        return ["the accountant's epsilon has no verdict: its event is not a Poisson-sampled Gaussian mechanism"]
+            return ["amplification by sampling is not judged under correlated noise: only a claim for known steps is"]
+        if accounting.event_claim(self._audit.settings.delta) is not None:
+            return accounting.replace_one_notes(self._audit.claim, self._audit.last_round, self._audit.settings.delta)
+        return [
+            "the accountant's epsilon has no verdict: its event does not compose Gaussian noise with the same sampling in "
+            "every step, or has no epsilon under this neighboring_relation"
+        ]
 
     def _warnings(self) -> list[str]:
         warnings = []
-        event = _poisson_event(self._mechanism.event)
-        if event is not None and self._mechanism.law is None and event[2] != self._audit.last_round:
+        planned, law = self._accounting.planned, self._mechanism.law
+        if planned is not None and law is None and planned != self._audit.last_round:
             warnings.append(
-                f"the accountant counts {count_of(event[2], 'step')}, and the audit observed {self._audit.last_round}"
+                f"the accountant counts {count_of(planned, 'step')}, and the audit observed {self._audit.last_round}"
             )
-        law = self._mechanism.law
-        if event is not None and law is not None and self._selection.observed:
+        if planned is not None and law is not None and self._selection.observed:
             largest = self._largest_strength(law)
-            if largest > event[2] * (1 + SAME):
+            if largest > planned * (1 + SAME):
                 warnings.append(
                     f"the batches expose an example more than the accountant allows for: ‖Cu‖² is {largest:.3g}, and the "
-                    f"event composes {event[2]} steps; keep an example's steps at least {law.bands} apart"
+                    f"event composes {planned} steps; keep an example's steps at least {law.bands} apart"
                 )
-        if isinstance(self._selection, _ExampleSelection) and self._selection.most_times > 1:
+        if isinstance(self._selection, ExampleSelection) and self._selection.most_times > 1:
             warnings.append(
                 f"a batch held the same example up to {self._selection.most_times} times; it then adds as many clip norms, "
                 "which no accountant allows for"
@@ -721,7 +559,7 @@ class _Steps:
             "clip_norm": mechanism.clip_norm,
             "delta": self._audit.settings.delta,
         }
-        if isinstance(selection, _SeedSelection):
+        if isinstance(selection, SeedSelection):
             privacy["sampling_probability"] = selection.probability
         if mechanism.law is not None:
             privacy["bands"] = mechanism.law.bands
@@ -732,3 +570,26 @@ class _Steps:
         if selection.rows is not None:
             canaries["rows"] = selection.rows
         return {"trainer": "jax_privacy", "privacy": privacy, "canaries": canaries}
+
+
+def _why_not_in_sum(shares: list[CanaryShare]) -> str | None:
+    """Why the canaries were not in the privatizer's input as expected, or may not have been; None if they were."""
+    off = [share for share in shares if share.is_off()]
+    if off:
+        worst = max(off, key=lambda share: abs(share.share - 1))
+        if worst.share < 1:
+            return (
+                f"the privatizer's input holds {max(worst.share, 0):.0%} of the canaries that the steps should hold: give "
+                "each of canaries_in_step a row of the batch that is neither padding nor weighted, and canary_loss the "
+                "l2_clip_norm of clipped_grad"
+            )
+        return (
+            f"canaries are {worst.share:.3g} clip norms long in the privatizer's input: clipped_grad does not clip at the "
+            "clip norm, or a canary has several rows"
+        )
+    if not shares or min(share.reach() for share in shares) > UNSURE:
+        return (
+            "the other rows' gradients are so long that canaries cannot be seen in the privatizer's input, so nothing shows "
+            "that they were rows of the batches: use more canaries, or omit through_clip"
+        )
+    return None

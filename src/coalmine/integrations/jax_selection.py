@@ -1,0 +1,132 @@
+"""Which canaries are in a step of jax_privacy: those whose examples the batch selection picks, or a random draw."""
+
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+import numpy as np
+from jax_privacy.batch_selection import BatchSelectionStrategy
+
+from coalmine.argument_checks import one_number, shown, whole_number
+from coalmine.audit.audit import Audit
+from coalmine.audit.schedule import Indices
+
+USUAL_CANARIES = 1_000  # default number, if the data set has as many examples
+
+
+class SeedSelection:
+    """Each canary is in a step with a fixed probability, drawn from the audit's seed."""
+
+    observed = False
+    participants: int | None = None
+    repeats: tuple[Indices, ...] = ()
+    rows: int | None = None
+
+    def __init__(self, probability: float) -> None:
+        self.probability = probability
+
+    def attach(self, audit: Audit) -> None:
+        self._audit = audit
+
+    def canaries(self, step: int, indices: Any) -> Indices:
+        if indices is not None:
+            raise ValueError("next_step takes the batch's indices only if audited() was given num_examples")
+        return self._audit.sampled_canaries(step, self.probability)
+
+
+class ExampleSelection:
+    """Each canary is paired with one example of the data set: it is in a step whenever that example is in the batch.
+
+    `repeats` lists the canaries whose examples are in the batch at least twice, three times and so on: they join as often.
+    `participants` is the number of examples in the batch: canaries do not count.
+    """
+
+    observed = True
+    participants: int | None = None
+    repeats: tuple[Indices, ...] = ()
+
+    def __init__(self, rows: int) -> None:
+        self.rows = rows
+        self.most_times = 1
+
+    def attach(self, audit: Audit) -> None:
+        count = audit.settings.canaries
+        if count > self.rows:
+            raise ValueError(
+                f"canaries must be at most the {self.rows} examples of the data set, one for each, got {count}"
+            )
+        self._canary_of_row = np.full(self.rows, -1, dtype=np.int32)
+        self._canary_of_row[audit.canary_rows(self.rows)] = np.arange(count)
+        self._count = count
+
+    def canaries(self, step: int, indices: Any) -> Indices:
+        if indices is None:
+            raise TypeError(
+                "next_step needs the indices of the batch: take batches from privatizer.watched(strategy), or pass them"
+            )
+        picked = np.asarray(indices).reshape(-1)
+        if picked.size and picked.dtype.kind not in "iu":
+            raise ValueError(f"indices must be whole numbers, got {shown(indices)}")
+        rows = picked[picked >= 0].astype(np.int64)  # negative ones pad a batch
+        if rows.size and rows.max() >= self.rows:
+            raise ValueError(f"indices must lie in 0..{self.rows - 1}, got {rows.max()}")
+        self.participants = rows.size
+        self.most_times = max(self.most_times, int(np.bincount(rows, minlength=1).max()))
+        canaries = self._canary_of_row[rows]
+        times = np.bincount(canaries[canaries >= 0], minlength=self._count)
+        self.repeats = tuple(
+            np.flatnonzero(times >= number).astype(np.int32) for number in range(2, int(times.max(initial=1)) + 1)
+        )
+        return np.flatnonzero(times).astype(np.int32)
+
+
+Selection = SeedSelection | ExampleSelection
+
+
+def new_selection(num_examples: int | None, sampling_probability: float | None, settings: Any) -> Selection:
+    """The selection for the size of the data set, or for a probability; it sets a default number of canaries."""
+    if (num_examples is None) == (sampling_probability is None):
+        raise TypeError("audited() needs either num_examples, the size of the data set, or a sampling_probability")
+    if num_examples is not None:
+        rows = whole_number("num_examples", num_examples, minimum=1)
+        if settings.get("audit") is None and settings.get("canaries") is None:
+            settings["canaries"] = min(USUAL_CANARIES, rows)
+        return ExampleSelection(rows)
+    assert sampling_probability is not None
+    probability = one_number("sampling_probability", sampling_probability)
+    if not 0 < probability <= 1:
+        raise ValueError(f"sampling_probability must lie in (0, 1], got {probability}")
+    return SeedSelection(probability)
+
+
+class Watcher(Protocol):
+    """What hears of the batches of a watched strategy."""
+
+    def expect_batches(self, num_examples: int) -> None: ...
+
+    def add_batch(self, indices: Any) -> None: ...
+
+
+class Watched(BatchSelectionStrategy):  # type: ignore[misc]
+    """A batch selection strategy that also passes each batch to the audit."""
+
+    def __init__(self, strategy: Any, steps: Watcher) -> None:
+        if not isinstance(strategy, BatchSelectionStrategy):
+            raise TypeError(
+                f"watched() takes a strategy of jax_privacy.batch_selection that selects examples, got {shown(strategy)}"
+            )
+        self._strategy, self._steps = strategy, steps
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._strategy, name)
+
+    def __repr__(self) -> str:
+        return f"watched({self._strategy!r})"
+
+    def batch_iterator(self, num_examples: int, rng: Any = None) -> Iterator[Any]:
+        """The batches of the strategy, unchanged."""
+        self._steps.expect_batches(num_examples)
+        for indices in self._strategy.batch_iterator(num_examples, rng):
+            self._steps.add_batch(indices)
+            yield indices
