@@ -54,9 +54,7 @@ def _detectable(v: "Verdict") -> str:
 def _refuted(v: "Verdict") -> str:
     if v.code == "less noise":
         inner = _refuted(replace(v, code=v.detail or ""))
-        return (
-            f"nothing was claimed, but there is less noise than the rounds state: {inner}"
-        )
+        return f"nothing was claimed, but there is less noise than the rounds state: {inner}"
     if v.code in REFUTED:
         return REFUTED[v.code].format(v=v)
     if v.code == "accounting":
