@@ -19,6 +19,7 @@ LARGE = ("d = 100,000", "T = 500")
 RUNS = [(1_000, True), (1_001, False)]  # seeds that the study does not use, with the clip norm declared and without
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", BROKEN)
 def test_broken_pipelines_do_not_pass(name):
     assert all(ROWS[name].run(seed, declared=declared)["outcome"] != "PASS" for seed, declared in RUNS)

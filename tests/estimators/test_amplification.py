@@ -261,7 +261,7 @@ def test_a_million_rounds_agree_with_the_central_limit_theorem():
     [
         (7.047, Poisson(0.1, 100), 1e-5),
         (0.5, Poisson(0.01, 1000), 1e-8),
-        (0.3, RandomAllocation(100), 1e-3),
+        pytest.param(0.3, RandomAllocation(100), 1e-3, marks=pytest.mark.full),
         pytest.param(10.0, RandomAllocation(100), 1e-5, marks=pytest.mark.full),
         pytest.param(30.0, FixedSize(10, 100, 50), 1e-5, marks=pytest.mark.full),
         (2.0, Shuffled(50, 2), 1e-5),

@@ -61,6 +61,7 @@ def test_the_papers_analytical_epsilon_uses_renyi_accounting_at_delta_1_over_m(r
     assert rows[0]["delta"] == pytest.approx(2.79e-6, rel=0.01)
 
 
+@pytest.mark.full
 def test_ceilings_are_the_bounds_without_errors(found):
     """The Clopper-Pearson bound for no error among n is 1 − (α/2)^(1/n)."""
     for ceiling in found["canife"]["clopper_pearson"]["ceilings"]:

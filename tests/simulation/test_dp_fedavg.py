@@ -161,6 +161,7 @@ def test_fixed_clip_has_no_count_and_a_noiseless_count_has_multiplier_zero():
     assert (bare["count_epsilon"], bare["count_noise_multiplier"]) == (np.inf, 0.0)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("changes", "times"),
     [

@@ -28,7 +28,7 @@ UNREFUTED = [  # no measurement proves a loss of privacy, but a gauge prevents a
     "noise-times-n", "coin-flips", "uniform-noise", "truncated-noise", "coarse-grid", "laplace-noise",
     "noise-in-subspace", "others-wrong",
 ]  # fmt: skip
-QUICK = ("noise-over-2", "clip-forgotten", "laplace-noise")  # of the rest, `make test-all`
+QUICK = ("noise-over-2", "laplace-noise")  # `make test-all` tries all
 DOCS = Path(__file__).parents[2] / "docs" / "evidence"
 
 
@@ -236,6 +236,7 @@ def test_noise_on_one_layer_is_refuted_and_the_gauges_name_the_layer(trials):
         assert fault_names(likely_faults(trial.result)) == ["noise-on-one-layer"]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("noisy", "likely"),
     [

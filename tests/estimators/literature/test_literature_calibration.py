@@ -51,6 +51,7 @@ def test_every_estimator_is_in_the_study(results):
     assert set(results["gaussian/eps=2.3"]["rows"]) == every | known
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("mechanism", ["gaussian", "laplace"])
 def test_valid_bounds_hold_under_their_assumptions(results, mechanism):
     cell = results[f"{mechanism}/eps=2.3"]
