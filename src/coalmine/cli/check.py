@@ -83,8 +83,8 @@ Function = Callable[..., Any]
         "--most-calls",
         type=COUNT,
         metavar="N",
-        help="Largest number of calls of one kind.  [default: enough for 1.2 times the claim, up to 1,000, or 200 for a claim "
-        "below 2]",
+        help="Largest number of calls of one kind.  [default: enough to detect 1.2 times the claim, at most 1,000, or 200 "
+        "for a claim below 2]",
     ),
     click.option("--seed", type=int, default=0, show_default=True, help="Seed of the canaries."),
     click.option(
