@@ -236,10 +236,10 @@ def test_a_bound_above_the_interval_withdraws_it_and_stays_as_it_is():
     """A few loud canaries among many quiet ones, in a hundred variants: only the interval assumes a normal law."""
     settings = Settings(dim=5_000, canaries=100, unobserved=100, delta=DELTA)
     withdrawn = 0
-    for loud in range(2, 7):
-        for loudness in np.arange(3.5, 5.0, 0.075):
-            scores = norm.ppf((np.arange(100) + 0.5) / 100)
-            scores[np.arange(loud) * 15 + 3] = loudness
+    for loud, spread in [(1, 0.8), (1, 0.9), (2, 0.8), (2, 0.9), (3, 0.8)]:
+        for loudness in np.linspace(4.0, 5.4, 20):
+            scores = spread * norm.ppf((np.arange(100) + 0.5) / 100)
+            scores[np.arange(loud) * 12 + 3] = loudness
             bound = exact_bound(scores, 4_900.0)
             group = Scores(
                 rung="known-others", observed=scores, unobserved=np.zeros(100), null=unit_null(settings),
@@ -254,7 +254,7 @@ def test_a_bound_above_the_interval_withdraws_it_and_stays_as_it_is():
             headline = make_headline([group], settings, rung="known-others", participations=1)
             assert (headline.interval is None) == bool(told)
             withdrawn += len(told)
-    assert withdrawn >= 5
+    assert 20 <= withdrawn <= 80  # some fit, some do not
 
 
 def test_a_violation_close_to_its_level_advises_another_seed(results):

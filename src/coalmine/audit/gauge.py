@@ -24,7 +24,7 @@ MEANINGS = {
     "pooled residual": "length of the residuals of all rounds together over that of the stated noise",
     "repeat": "cosine of what is left in a round with the round before that is most like it",
     "rank": "mean squared cosine between two rounds over that of noise in all dimensions",
-    "repeat of any": "cosine of what is left in a round with the sum of all rounds before, or of two rounds on average",
+    "repeat of any": "cosine of what is left in a round with the sum of all rounds before",
     "others": "factor by which `others` must be multiplied to be what the round summed",
     "shape": "fourth moment of the noise over its squared variance, 3 for a Gaussian",
     "distribution": "chi-squared distance of the noise's histogram from a Gaussian, per cell",

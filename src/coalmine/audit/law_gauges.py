@@ -285,9 +285,11 @@ def _zeros(rounds: list[Round], dim: int, repeated: float, level: float) -> Gaug
             p_value = float(bdtrc(math.ceil(count) - 1, round(total), probability)) if count else 1.0
             least = DIVERGENCE if column == 0 else 1 / dim
             excess = (count - probability * total) / total
-            most = max(_most_by_chance(round(total), probability, level / 2), (probability + least) * total)
-            expected = probability * total
-            readings.append((count / expected, p_value < level / 2 and excess > least, most / expected))
+            expected, odd = probability * total, p_value < level / 2 and excess > least
+            most = expected + 4 - float(ndtri(level / 2)) * math.sqrt(expected)
+            if odd:
+                most = max(_most_by_chance(round(total), probability, level / 2), expected + least * total)
+            readings.append((count / expected, odd, most / expected))
     failed = any(odd for _, odd, _ in readings) and not _is_coarse(rounds, dim)
     reading, _, limit = next((entry for entry in readings if entry[1]), readings[0])
     return Gauge(

@@ -177,9 +177,9 @@ def _common(with_before: Floats, total: Floats, numbers: list[int], settings: Se
     limit = float(-CosineNull(max(int(dof), 2)).ppf(level / (4 * len(with_before))))
     outside = np.abs(with_before) > limit
     statistic = dof * float(total @ total) / count
-    # how much the sum of all rounds exceeds that of independent ones, as the mean cosine of two rounds
+    # the length of the sum of all rounds, as the cosine of the last one with the sum of those before
     mean, *ends = (
-        (value / dof - 1) / (count - 1)
+        _last_cosine(value / dof, count)
         for value in (statistic, 2 * float(gammaincinv(dof / 2, level / 4)), float(chdtri(dof, level / 4)))
     )
     pooled = min(float(chdtrc(dof, statistic)), float(gammainc(dof / 2, statistic / 2))) < level / 4
@@ -197,6 +197,12 @@ def _common(with_before: Floats, total: Floats, numbers: list[int], settings: Se
         noise_left=math.sqrt(max(1 - certain, 0.0)) if failed else None,
         values=with_before,
     )
+
+
+def _last_cosine(square: float, count: int) -> float:
+    """The cosine of a round with the sum of those before it, if the sum of all is √square times that of independent ones."""
+    shared = (square - 1) / (count - 1)  # mean cosine of two rounds
+    return shared * math.sqrt((count - 1) / (1 + (count - 2) * shared))
 
 
 def _others(products: Floats, lengths: Floats, settings: Settings, level: float) -> Gauge:
