@@ -85,7 +85,7 @@ class Round:
         return self.audit.updates(self.present, 1.0, like=self.delta if self.form == "flat" else None)
 
     def observe(self) -> None:
-        """The next round: the first one and every twentieth after it measure the noise law."""
+        """The next round: eight of 100, drawn by the seed, measure the noise law in full."""
         self.number += 1
         self.audit.observe_round(
             self.number, self.delta, present=self.present, others=self.others, noise_std=1.4, clip_norm=1.0

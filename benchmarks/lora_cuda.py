@@ -8,10 +8,11 @@ with the shape of the 124 M model, all of its weights trained, ghost clipping. I
 ghost clipping needs, so 163 M parameters are trained. Both have 1,000 canaries, each in a step with probability 0.02.
 
 Steps with and without the audit take turns, in one process, ten at a stretch, and the GPU is waited for before and after
-each stretch. Which way comes first changes from pair to pair. An audit measures the law of the noise in every twentieth
-step of such models, so the mean over all stretches is the figure to go by. Its standard error comes from the differences
-within the pairs, and the median of the pairs is beside it. Python collects garbage between stretches, not in them: a full
-collection takes long, and whichever stretch it fell into would look expensive.
+each stretch. Which way comes first changes from pair to pair. An audit measures the law of the noise in steps of such
+models that its seed draws, at least one of every fifty, so the mean over all stretches is the figure to go by. Its
+standard error comes from the differences within the pairs, and the median of the pairs is beside it. Python collects
+garbage between stretches, not in them: a full collection takes long, and whichever stretch it fell into would look
+expensive.
 """
 
 import argparse

@@ -274,3 +274,28 @@ def test_more_chance_hits_than_the_level_allows_are_a_warning_with_true_limits()
         assert (gauge.status == "ok") == (gauge.smallest <= gauge.limits[1])
         assert gauge.noise_left is None or 0 < gauge.noise_left < 1
         assert math.isfinite(gauge.limits[1])
+
+
+@pytest.mark.parametrize("coarse", [False, True])
+def test_sums_on_a_device_are_those_of_the_host(coarse, monkeypatch):
+    """The arithmetic of a GPU and of jax, on a CPU: groups of layers, and values that are increased by their rounding."""
+    jnp = pytest.importorskip("jax.numpy")
+    rng = np.random.default_rng(6)
+    settings = Audit(2000, canaries=20, seed=SEED, delta=1e-6, layers=[("a", 700), ("b", 1300)]).settings
+    rows, others = (rng.normal(size=(3, 2000)).astype(np.float32) for _ in range(2))
+    if coarse:
+        rows = (rows + 10 * others).astype(np.float16).astype(np.float32) - (10 * others).astype(np.float16)
+    readings = {}
+    for name, kind in (("numpy", np.asarray), ("torch", torch.from_numpy), ("jax", jnp.asarray)):
+        sums = CoordinateSums.of_vector(settings, b"key")
+        with monkeypatch.context() as patched:
+            patched.setattr("coalmine.audit.coordinate_sums.is_on_device", lambda vector, name=name: name != "numpy")
+            patched.setattr("coalmine.audit.coordinate_sums.is_device_jax", lambda vector, name=name: name == "jax")
+            for number, (row, other) in enumerate(zip(rows, others, strict=True), start=1):
+                release = (row + 10 * other).astype(np.float16).astype(np.float32) if coarse else row + other
+                assert sums.add(number, 0, kind(row), kind(release), others=kind(other))
+                assert sums.end(number)
+            readings[name] = sums.read()
+    assert readings["numpy"][4] == (not coarse)
+    np.testing.assert_allclose(readings["torch"], readings["numpy"], rtol=1e-4)
+    np.testing.assert_allclose(readings["jax"], readings["numpy"], rtol=1e-4)

@@ -908,6 +908,8 @@ class Audit:
     ) -> "Audit":
         """Load a saved audit, to resume it bit for bit; the seed must be the one it committed to.
 
+        Only the sums that follow each coordinate over the rounds begin anew.
+
         An audit that was made for a model needs the model's `parameters` again, for their structure.
         """
         seed = secret_seed(seed)

@@ -272,7 +272,7 @@ class CoordinateSums:
             places, values = _below(total, limits[-1])
             counts[0] += len(total)
             counts[1 : 1 + len(limits)] += [(values < limit).sum() for limit in limits]
-            np.add.at(counts, 1 + len(limits) + own.layers_at(places), 1)
+            counts[1 + len(limits) :] += np.bincount(own.layers_at(places), minlength=self._layers)
         return counts
 
     @property
