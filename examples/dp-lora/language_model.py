@@ -6,12 +6,14 @@ import json
 import math
 import re
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import torch
+from opacus.accountants import PRVAccountant
 from peft import LoraConfig, get_peft_model
 from torch.utils.data import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
@@ -153,6 +155,15 @@ def _python_help() -> Iterator[str]:
         for sentence in re.split(r"(?<=[.!?]) ", " ".join(paragraph.split()))
     )
     return iter(dict.fromkeys(sentence for sentence in sentences if len(sentence) > 20))
+
+
+def planned_epsilon(options: argparse.Namespace, loader: Any) -> float:
+    """The epsilon that Opacus's accountant will quote after the planned steps."""
+    accountant = PRVAccountant()
+    accountant.history = [(options.noise_multiplier, 1 / len(loader), options.epochs * len(loader))]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of orders at the end of their range
+        return float(accountant.get_epsilon(options.delta))
 
 
 def read_options(description: str | None, *, out: str, modes: bool = True) -> argparse.Namespace:

@@ -4,7 +4,7 @@ import argparse
 import warnings
 
 import torch
-from language_model import NextTokenLoss, load_model, read_options, read_rows, run_example
+from language_model import NextTokenLoss, load_model, planned_epsilon, read_options, read_rows, run_example
 from opacus import PrivacyEngine
 from rich.console import Console
 from rich.progress import track
@@ -34,7 +34,8 @@ def main(options: argparse.Namespace) -> None:
     private, optimizer, *changed, loader = made
     loss = changed[0] if changed else loss  # ghost mode clips in the loss
     settings = {"canaries": options.canaries, "seed_file": options.seed_file, "delta": options.delta}
-    optimizer = audited(optimizer, private, data_loader=loader, directory=options.out, **settings)
+    claim = planned_epsilon(options, loader)
+    optimizer = audited(optimizer, private, claim=claim, data_loader=loader, directory=options.out, **settings)
     for epoch in range(1, options.epochs + 1):
         for batch in track(loader, f"epoch {epoch} of {options.epochs}", console=Console(stderr=True)):
             optimizer.zero_grad()

@@ -8,7 +8,7 @@ import os
 import warnings
 
 import torch
-from language_model import NextTokenLoss, load_model, read_options, read_rows, run_example
+from language_model import NextTokenLoss, load_model, planned_epsilon, read_options, read_rows, run_example
 from opacus import PrivacyEngine
 from opacus.utils.fsdp_utils import FSDP2Wrapper
 from torch import distributed
@@ -41,7 +41,8 @@ def main(options: argparse.Namespace) -> None:
         rand_on_empty=True,
     )
     settings = {"canaries": options.canaries, "seed_file": options.seed_file, "delta": options.delta}
-    optimizer = audited(optimizer, private, data_loader=loader, directory=options.out, **settings)
+    claim = planned_epsilon(options, loader)
+    optimizer = audited(optimizer, private, claim=claim, data_loader=loader, directory=options.out, **settings)
     for _ in range(options.epochs):
         for batch in loader:
             optimizer.zero_grad()

@@ -4,7 +4,7 @@ import argparse
 import warnings
 
 import torch
-from language_model import NextTokenLoss, load_model, read_options, read_rows, run_example
+from language_model import NextTokenLoss, load_model, planned_epsilon, read_options, read_rows, run_example
 from opacus import PrivacyEngine
 from torch.utils.data import DataLoader
 from transformers import Trainer, TrainingArguments
@@ -36,7 +36,7 @@ def main(options: argparse.Namespace) -> None:
     )
     private, optimizer, *changed, loader = made
     settings = {"canaries": options.canaries, "seed_file": options.seed_file, "delta": options.delta}
-    audit = audited(directory=options.out, **settings)
+    audit = audited(claim=planned_epsilon(options, loader), directory=options.out, **settings)
     arguments = TrainingArguments(
         output_dir=str(options.out / "trainer"),
         num_train_epochs=options.epochs,

@@ -39,7 +39,7 @@ def main(epochs: int, sharded: bool, out: Path) -> None:
         grad_sample_mode="ghost_fsdp" if sharded else "ghost",
     )
     settings = {"canaries": 500, "seed_file": "canary-seed", "delta": DELTA, "directory": out}
-    optimizer = audited(optimizer, model, data_loader=loader, **settings)
+    optimizer = audited(optimizer, model, claim=5.6, data_loader=loader, **settings)
     for _ in range(epochs):
         for images, labels in loader:
             optimizer.zero_grad()

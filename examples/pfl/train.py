@@ -56,7 +56,7 @@ def main(out: Path) -> None:
     network = Network()
     model = PyTorchModel(network, torch.optim.SGD, torch.optim.SGD(network.parameters(), 1.0 / len(names)))
     privacy = CentrallyAppliedPrivacyMechanism(GaussianMechanism(clipping_bound=1.0, relative_noise_stddev=1.0))
-    privacy = audited(privacy, network, canaries=300, seed_file="canary-seed", delta=1e-5, directory=out)
+    privacy = audited(privacy, network, claim=11.5, canaries=300, seed_file="canary-seed", delta=1e-5, directory=out)
     backend = SimulatedBackend(users, users, postprocessors=[privacy])
     FederatedAveraging().run(
         NNAlgorithmParams(ROUNDS, ROUNDS + 1, len(names), None),

@@ -53,9 +53,9 @@ def audited(
     them yourself.
 
     `claim` is the epsilon to judge, and is committed to before round 1. A number is for one user over the whole run. If
-    every user takes part in every round, it is the mechanism's, composed. If pfl samples users, the audit cannot know how the
-    number counts that, so it can be refuted but not confirmed: claim with `sampling`, which is judged with the cohorts that
-    pfl sampled. `privacy.audit.finish` takes a `claim` for a run that began without one, and `task`, the name of the
+    every user takes part in every round, it is the mechanism's, composed. If pfl samples users, the audit cannot know how
+    the number counts that, so it can be refuted but not confirmed: claim with `sampling`, which is judged with the cohorts
+    that pfl sampled. `privacy.audit.finish` takes a `claim` for a run that began without one, and `task`, the name of the
     training task.
     """
     if not isinstance(privacy, Postprocessor):
