@@ -96,7 +96,8 @@ def parts_of(event: Any) -> list[Part]:
             rounds[kind] = rounds.get(kind, 0) + part.rounds
         if rounds:
             return [kind._replace(rounds=count) for kind, count in rounds.items()]
-    gaussian, sample = event, None
+    gaussian: Any = event
+    sample: float | tuple[int, int] | None = None
     if isinstance(event, dp.PoissonSampledDpEvent):
         gaussian, sample = event.event, float(event.sampling_probability)
     elif isinstance(event, dp.SampledWithoutReplacementDpEvent):
