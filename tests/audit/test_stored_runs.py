@@ -21,6 +21,7 @@ RUNS = sorted(path.name for path in STORED.iterdir() if path.is_dir())
 
 
 COMPARED = ("repeat", "rank", "repeat of any")
+NEWER = {"canaries in the release"}  # gauges that the stored results do not have, read from the same logs
 
 
 class near:  # noqa: N801
@@ -74,7 +75,7 @@ def test_a_stored_log_gives_the_stored_result(name):
     again = json.loads(json.dumps(json_ready(result.to_dict())))
     for entry in stored.keys() & again.keys() - {"adversaries", "gauges"}:
         assert again[entry] == near(stored[entry]), entry
-    assert again["gauges"].keys() == stored["gauges"].keys()
+    assert again["gauges"].keys() - NEWER == stored["gauges"].keys()
     for name, gauge in stored["gauges"].items():
         assert again["gauges"][name] == near(gauge, 1e-6 if name in COMPARED else 1e-12), name
     assert again["adversaries"].keys() == stored["adversaries"].keys()

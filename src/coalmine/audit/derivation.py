@@ -10,6 +10,7 @@ from coalmine.argument_checks import nonnegative_array, one_number, shown, whole
 from coalmine.audit.alarm import Alarm, AlarmReader
 from coalmine.audit.claim import Claim
 from coalmine.audit.coverage import AuditedItem, CoverageReader, audited_items, checked_items
+from coalmine.audit.dilution import DilutionReader
 from coalmine.audit.gauge_reader import GaugeReader
 from coalmine.audit.ladder import LadderReader, Scores, presented_times
 from coalmine.audit.legs import SampledClaim, judge_sampled, moves_in_groups, read_claim, with_schedule
@@ -65,9 +66,11 @@ def derive_result(
     sampled = _sampled(claim, log, settings, schedule)
     hidden, why = _unknown_rounds(log, settings, sampled, schedule)
     alarms = AlarmReader(settings, claim) if watched and claim is not None else None
-    more_readers = [reader for reader in (hidden, alarms) if reader is not None]
+    dilution = DilutionReader(settings)
+    more_readers = [dilution, *(reader for reader in (hidden, alarms) if reader is not None)]
     read_log(log, settings, rung_reader, gauge_reader, stated, facts, training, *more_readers)
-    gauges = [*gauge_reader.gauges(), *training.gauges(log.final)]
+    in_release = dilution.gauge()
+    gauges = [*gauge_reader.gauges(), *([] if in_release is None else [in_release]), *training.gauges(log.final)]
     unknown = None if hidden is None else hidden.reading()
     rungs = _in_order(rung_reader.scores(log.final), unknown)
     evidence = replace(_evidence(log, settings, stated, clients), vouched=others_complete, schedule=schedule)

@@ -46,6 +46,7 @@ MEANINGS = {
     GRADIENT: "share of the layers that received a gradient in any round",
     TRAINED: "share of the layers that received a gradient and moved",
     SIGNAL: "standard deviations by which a layer's updates differ from noise alone",
+    "canaries in the release": "share of the canaries' contribution to the residual that is in the release too",
     "shifted repeat": "share of a round's largest noise values that stand in another round at one common distance",
 }
 

@@ -67,6 +67,8 @@ GAUGE_ADVICE = {
     "neighbours": ONE_DRAW,
     "shared draws": ONE_DRAW,
     "repeated values": ONE_DRAW,
+    "canaries in the release": "The release does not hold the canaries that `others` leaves out. Check that every canary "
+    "that is reported as present is added to the sum once, and that `others` is the real clients' sum.",
     "shifted repeat": "The same noise appears in two rounds at different positions. Look for noise that is cut from a "
     "buffer that was filled once, and draw fresh noise in every round. Clients that are missing from `others` have the "
     "same effect.",
