@@ -580,9 +580,9 @@ def _judge_rung(name: str, groups: list[Scores], case: Case) -> Verdict:
 
 
 def _rung_facts(name: str, groups: list[Scores], case: Case) -> Verdict:
-    heavier = stated_too_little(case) if name in KNOWN and case.claim.sensitivity is not None else None
-    if heavier:  # canaries weigh less than the client of the claim, so what is stated says more than their scores
-        return heavier
+    stated = stated_too_little(case) if name in KNOWN else None
+    if stated:  # no chance is involved
+        return stated
     bound = _bound_above(groups, case)
     if bound:
         return bound
@@ -591,9 +591,6 @@ def _rung_facts(name: str, groups: list[Scores], case: Case) -> Verdict:
     if all(np.ptp(scores.observed) == 0 for scores in groups):
         count = sum(scores.observed.size for scores in groups)
         return Verdict(outcome=UNDERPOWERED, code="constant", canaries=count, canaries_needed=FEWEST)
-    stated = stated_too_little(case)
-    if stated:
-        return stated
     signal = NoiseSignal.of(groups)
     p_value = signal.p_value(1 / case.noise)
     if p_value < TEST_LEVEL and _pooled(case):
