@@ -39,7 +39,7 @@ def _passed(v: "Verdict") -> str:
 def _refuted(v: "Verdict") -> str:
     if v.code == "less noise":
         return (
-            f"nothing was claimed, but there is less noise than the rounds state: {_refuted(replace(v, code=v.detail))}"
+            f"nothing was claimed, but there is less noise than the rounds state: {_refuted(replace(v, code=v.detail or ""))}"
         )
     if v.code == "accounting":
         return f"{_accounted(v)}, more than the claimed {v.claimed_epsilon:.4g}"

@@ -55,7 +55,7 @@ class RoundLimits:
             if members.size:
                 inverse[members] = lower_limit(rounds_signal(rounds, members), level / len(groups))
         for index in flagged:
-            inverse[index] = lower_limit(rounds_signal(rounds, [index]), own_level)
+            inverse[index] = lower_limit(each[index], own_level)
         return cls(inverse, flagged, own_level, float(p_values.min(initial=1.0)))
 
 

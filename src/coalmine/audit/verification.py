@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 
 from coalmine.argument_checks import Floats, shown
-from coalmine.audit.claim import TERMS, Claim
+from coalmine.audit.claim import Claim
 from coalmine.audit.derivation import derive_result
 from coalmine.audit.ladder import presented_times
+from coalmine.audit.legs import read_claim
 from coalmine.audit.result import MU, AuditResult
 from coalmine.audit.schedule import canary_schedule, schedule_key
 from coalmine.audit.vectors import layer_norms
@@ -179,44 +180,41 @@ def _claim(known: _Evidence) -> Check:
         return Check("claim", None if judged else True, detail if judged else "nothing was claimed")
     if judged is None:
         return Check("claim", False, "a claim was made before round 1, and the result judges none: it was removed")
-    different = _differs(promised, judged)
-    if different:
-        return Check("claim", False, f"the claim was changed after round 1: it differs in {', '.join(different)}")
-    fault = _reading(known, judged) if Claim.from_dict(promised).bare else None
+    made = Claim.from_dict(promised)
+    read_by_pipeline = made.bare and known.settings.rounds is None and known.settings.sampling is None
+    fault = _reading_fault(known, judged) if read_by_pipeline else None
     if fault is not None:
         return Check(
             "claim", False, f"the number claimed before round 1 was read otherwise than the run allows: {fault}"
         )
+    read = judged if read_by_pipeline else read_claim(made, known.settings, max(known.log.numbers, default=0)) or made
+    different = _differs(made.read_as(read).to_dict(), judged)
+    if different:
+        return Check("claim", False, f"the claim was changed after round 1: it differs in {', '.join(different)}")
     return Check("claim", True, "the claim is the one made before round 1")
 
 
 def _differs(promised: dict[str, Any], judged: Claim) -> list[str]:
-    """The fields in which a claim differs from the one that was made before round 1.
-
-    A bare number leaves its accounting to the pipeline: scheme, rounds and participations are those of the run.
-    """
+    """The fields in which a claim differs from the one that was made before round 1."""
     fields = judged.to_dict()
-    names = sorted(fields | promised)
-    if Claim.from_dict(promised).bare:
-        names = ["epsilon", *(name for name in (*TERMS, "counts_sampling") if promised.get(name) is not None)]
-        names += ["sensitivity"] if judged.counts_sampling is False else []
-    return [name for name in names if not alike(fields.get(name), promised.get(name))]
+    return [name for name in sorted(fields | promised) if not alike(fields.get(name), promised.get(name))]
 
 
-def _reading(known: _Evidence, judged: Claim) -> str | None:
-    """The reason why a bare number cannot be read as the judged claim; None if it can."""
+def _reading_fault(known: _Evidence, judged: Claim) -> str | None:
+    """The reason why the pipeline cannot have read a bare number as the judged claim; None if it can.
+
+    It knows its sampling scheme, and how often clients took part and weigh: no less than the canaries did.
+    """
     rounds = max(known.log.numbers, default=0)
     if judged.sampling is not None:
         covered = judged.sampling.total_rounds
         return None if covered >= rounds else f"it was read for {covered} of {rounds} rounds"
-    if judged.participations is None:
-        return None
-    most = int(presented_times(known.log.as_log, known.settings).max())
-    return (
-        None
-        if judged.participations >= most
-        else (f"it was read for a client in {judged.participations} rounds, and canaries were in up to {most}")
-    )
+    most = max(int(presented_times(known.log.as_log, known.settings).max()), 1)
+    if judged.participations is not None and judged.participations < most:
+        return f"it was read for a client in {judged.participations} rounds, and canaries were in up to {most}"
+    if judged.sensitivity is not None and judged.sensitivity < (1 - TOLERANCE) * most**0.5:
+        return f"it was read for a sensitivity of {judged.sensitivity:.3g}, and canaries had {most**0.5:.3g}"
+    return None
 
 
 def _rounds(known: _Evidence, *, all_released: bool) -> Check:
