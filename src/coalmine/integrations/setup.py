@@ -94,7 +94,7 @@ def full_claim(claim: Claim, *, delta: float, unit: str | None = None, adjacency
     """The claim with the delta, unit and adjacency of the pipeline where it states none; ValueError for another delta."""
     delta = one_number("delta", delta)
     check_delta(claim, delta)
-    stated = {"delta": delta, "unit": unit, "adjacency": adjacency}
+    stated: dict[str, Any] = {"delta": delta, "unit": unit, "adjacency": adjacency}
     return replace(claim, **{name: value for name, value in stated.items() if getattr(claim, name) is None})
 
 
