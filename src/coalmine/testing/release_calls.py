@@ -34,7 +34,7 @@ CREDIBLE_STDS = 3.0  # standard errors by which the canaries' measured norm may 
 DETECTED_STDS = 5.0  # standard errors below which the canaries get more calls
 CONFIDENCE = 0.95
 # Gauges that fail on a rounded release once the untested clients are subtracted from it.
-GRID_GAUGES = ("grid", "repeated values")
+GRID_GAUGES = ("grid", "repeated values", "coordinates", "weak coordinates")
 MOST_KEPT = 20_000  # most coordinates of each call that are compared between calls
 RUNG = "known-others"
 ROUNDED_RELEASE = "the release is rounded: it has half precision or fewer bits, or lies on a grid"
