@@ -38,9 +38,8 @@ def _passed(v: "Verdict") -> str:
 
 def _refuted(v: "Verdict") -> str:
     if v.code == "less noise":
-        return (
-            f"nothing was claimed, but there is less noise than the rounds state: {_refuted(replace(v, code=v.detail or ""))}"
-        )
+        why = _refuted(replace(v, code=v.detail or ""))
+        return f"nothing was claimed, but there is less noise than the rounds state: {why}"
     if v.code == "accounting":
         return f"{_accounted(v)}, more than the claimed {v.claimed_epsilon:.4g}"
     if v.code == "sampler":
