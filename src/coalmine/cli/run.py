@@ -362,8 +362,9 @@ def report(outcome: "RunOutcome", directory: Path, *, page: bool, as_json: bool,
             home = RunDirectory(directory)
             commitment, digest = home.read_record()[1].statement_sha256, home.read_result()["log_digest"]
             print_line(f"record elsewhere, for `coalmine verify`: commitment {commitment}, log digest {digest}")
-    unclaimed = result.verdict is None or result.verdict.code == "no claim"
-    return 0 if unclaimed else VERDICT_CODES[result.verdict.outcome]
+    if result.verdict is None or result.verdict.code == "no claim":
+        return 0
+    return VERDICT_CODES[result.verdict.outcome]
 
 
 def _print_outcome(outcome: "RunOutcome", *, quiet: bool) -> None:
