@@ -229,11 +229,11 @@ def test_unobserved_rounds_require_explicit_participations():
     assert verdict(audit, Claim(epsilon=epsilon, participations=8)).outcome == "VIOLATION"
 
 
-def test_without_a_claim_there_is_no_verdict():
+def test_without_a_claim_nothing_passes():
     found = train(dim=400, canaries=40, rounds=2).result()
-    assert found.verdict is None
-    assert found.to_dict()["verdict"] is None
-    assert "verdict" not in str(found)
+    assert (found.verdict.outcome, found.verdict.code) == ("UNDERPOWERED", "no claim")
+    assert found.to_dict()["verdict"] == "UNDERPOWERED"
+    assert "no claim: UNDERPOWERED" in str(found)
 
 
 @pytest.mark.parametrize(

@@ -127,7 +127,7 @@ def test_rows_per_number_of_presentations_are_folded(tmp_path, capsys):
 def test_a_run_writes_its_directory(finished):
     result = json.loads((finished / "result.json").read_text())
     assert result["accuracy"] > 0.5
-    assert result["verdict"] is None
+    assert result["reason_code"] == "no claim"
     assert result["if_analytical_were_claimed"]["verdict"] == "PASS"
     low, high = result["adversaries"]["known-others"]["interval"]
     assert low < result["analytical_epsilon"] < high
@@ -632,7 +632,7 @@ def test_an_analytical_epsilon_of_zero_cannot_be_claimed(tmp_path):
     for claim in ([], ["--claim", "analytical"]):
         done = coalmine("run", *settings, *claim, "--out", tmp_path / str(len(claim)), "--json")
         assert done.returncode == 0, done.stderr
-        assert json.loads(done.stdout)["verdict"] is None
+        assert json.loads(done.stdout)["reason_code"] == "no claim"
         assert ("there is no claim to judge" in " ".join(done.stderr.split())) == bool(claim)
 
 

@@ -231,7 +231,7 @@ def test_a_run_without_noise_has_no_analytical_epsilon():
     outcome = simulate(config(privacy={"noise_multiplier": 0.0}))
     assert outcome.analytical == np.inf
     assert outcome.if_claimed is None
-    assert outcome.result.verdict is None
+    assert outcome.result.verdict.code == "no claim"
     assert outcome.result.adversaries["known-round"].headline.estimate.epsilon > 20
     judged = simulate(config(privacy={"noise_multiplier": 0.0}, claim={"epsilon": 5.0}))
     assert judged.result.verdict is not None

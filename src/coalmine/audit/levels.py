@@ -35,7 +35,9 @@ PROOFS = {
     "shared draws": 1.0,
     "repeated values": 1.0,
     "shared blocks": 1.0,
+    "coordinates": 0.25,  # and weak coordinates: both together
 }
+NOT_IN_ALARM = ("coordinates",)
 SAMPLER_TESTS = 10  # most tests of one scheme that an honest sampler can fail
 
 
@@ -90,7 +92,7 @@ ALARM_LEDGER = (
     ),
     Level(
         code="gauge, round",
-        level=ALARM_GAUGE_LEVEL * (sum(PROOFS.values()) + 1),
+        level=ALARM_GAUGE_LEVEL * (sum(share for name, share in PROOFS.items() if name not in NOT_IN_ALARM) + 1),
         place="the residual",
         shared=f"{ALARM_GAUGE_LEVEL:.2g} for each gauge and for single rounds, spent over the looks",
     ),

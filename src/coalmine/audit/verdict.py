@@ -682,11 +682,11 @@ def stated_too_little(case: Case) -> Verdict | None:
     A claim with participations and a sensitivity is for a client that contributes more to these rounds than a canary.
     """
     stated = case.evidence.stated
-    if stated is None or not stated.exact or case.times is None:
+    if stated is None or not stated.exact:
         return None
     if case.claim.sensitivity is not None and (case.claim.participations is None or case.evidence.correlated):
         return None
-    weakest = stated.weakest(case.times)
+    weakest = stated.weakest(case.times or 1)  # once is the least that a claim can mean
     epsilon = case.composed(1 / stated.multipliers) if not case.evidence.correlated else case.implied(weakest)
     if not case.exceeded(epsilon):
         return None
