@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from coalmine import Audit, FixedSize, Poisson, RandomAllocation, Shuffled
-from coalmine.audit import alarm, gauge, gauge_reader, levels, verdict
+from coalmine.audit import alarm, coordinate_gauge, gauge, gauge_reader, levels, verdict
 from coalmine.audit.gauge_reader import GaugeReader
 from coalmine.audit.views import read_log
 from coalmine.estimators import sampler_tests
@@ -32,7 +32,7 @@ def test_the_levels_of_the_alarm_add_up_to_at_most_a_quarter_percent():
 def test_the_tests_use_the_levels_of_the_ledger():
     """The sum above is of the numbers that the tests themselves compare p-values with."""
     by_code = {entry.code: entry.level for entry in levels.LEDGER}
-    assert by_code["mean"] == pytest.approx(verdict.TEST_LEVEL * len(verdict.KNOWN))
+    assert by_code["mean, composed"] == pytest.approx(verdict.TEST_LEVEL * len(verdict.KNOWN))
     assert by_code["bound"] == pytest.approx(verdict.BOUND_LEVEL)
     assert pytest.approx(1 - verdict.BOUND_LEVEL / 5) == verdict.BOUND_CONFIDENCE
     assert by_code["round"] == pytest.approx(verdict.SCAN_LEVEL)
@@ -41,7 +41,9 @@ def test_the_tests_use_the_levels_of_the_ledger():
     assert (GaugeReader.gauges.__defaults__ or ())[0] == gauge.LEVEL == gauge_reader.LEVEL
     alarms = {entry.code: entry.level for entry in levels.ALARM_LEDGER}
     assert alarms["evidence"] == alarm.EVIDENCE_LEVEL
-    assert alarms["gauge, round"] == pytest.approx(alarm.GAUGE_LEVEL * (sum(levels.PROOFS.values()) + 1))
+    assert alarms["gauge, round"] == pytest.approx(
+        alarm.GAUGE_LEVEL * (sum(levels.PROOFS.values()) - coordinate_gauge.PROOFS + 1)
+    )
     assert alarms["sampler"] == pytest.approx(alarm.SAMPLER_LEVEL * levels.SAMPLER_TESTS)
 
 
@@ -75,7 +77,8 @@ def test_every_gauge_that_can_prove_missing_noise_is_in_the_ledger():
                 (proving if low else others).add(ast.unparse(arguments["name"]))
     written = {"name": {"noise", "difference", "residual", "neighbours", "shared draws"}, "f'layer {name}'": {"layers"}}
     names = set().union(*(written.get(name) or {ast.literal_eval(name)} for name in proving))
-    assert names == set(levels.PROOFS)
+    assert names | {"coordinates"} == set(levels.PROOFS)
+    assert levels.PROOFS["coordinates"] == coordinate_gauge.PROOFS
     assert {"'shape'", "'rank'", "'tails'"} < others  # these only bar a PASS
 
 

@@ -53,10 +53,10 @@ class Level:
 
 LEDGER = (
     Level(
-        code="mean",
+        code="mean, composed",
         level=2 * TEST_LEVEL,
         place="`known-round`, `known-others`",
-        shared="half for each of the two",
+        shared="half for each of the two; where rounds state different noise, equally by their groups",
     ),
     Level(
         code="bound",
