@@ -114,3 +114,16 @@ def test_verdicts_on_amplified_claims(kind, pattern, claim, outcome, code):
         assert accounted.low < 9.0 < accounted.high == unamplified
     if "accountant" in claim and pattern != "spread":
         assert found.legs.keys() == {"accounting", "noise", "sampling"}
+
+
+def test_a_bare_number_counts_poisson_sampling_that_picks_the_canaries():
+    accounted = simulate(config("poisson", "replace", claim={"accountant": True}, canaries=150)).result.claim
+    bare = simulate(config("poisson", "replace", claim={"epsilon": accounted.epsilon}, canaries=150)).result
+    assert bare.claim.sampling == accounted.sampling
+    assert (bare.verdict.outcome, bare.verdict.code) == ("PASS", "legs")
+    explicit = {"epsilon": accounted.epsilon, "mechanism": True}
+    mechanism = simulate(config("poisson", "replace", claim=explicit, canaries=150)).result
+    assert mechanism.claim.sampling is None
+    assert mechanism.verdict.outcome == "VIOLATION"
+    spread = simulate(config("poisson", "spread", claim={"epsilon": accounted.epsilon}, canaries=150)).result
+    assert spread.claim.sampling is None

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn
 from rich.progress import Progress as Bar
 
+from coalmine.audit.claim import MECHANISM
 from coalmine.cli.exit_codes import VERDICT_CODES
 from coalmine.cli.interruption import resumable
 from coalmine.cli.options import COUNT, DATA_DIR, JSON, Command, Verbosity, topic
@@ -194,9 +195,9 @@ PAGE = click.option(
     click.option(
         "--claim",
         metavar="E",
-        help="Claimed epsilon to judge the run against: a number, `analytical` (the mechanism's, for an attacker who knows "
-        "a client's rounds) or `accountant` (the accountant's, amplified by sampling; it can pass with --pattern clients "
-        "or replace).",
+        help="Claimed epsilon to judge the run against: a number, `mechanism:E` (a number that counts no sampling), "
+        "`analytical` (the mechanism's, for an attacker who knows a client's rounds) or `accountant` (the accountant's, "
+        "amplified by sampling; it can pass with --pattern clients or replace).",
     ),
     click.option(
         "--amplified",
@@ -402,7 +403,9 @@ def _changes(options: dict[str, Any]) -> dict[str, Any]:
             plain = _numbers(plain)
         if name == "claim":
             named = plain in ("analytical", "accountant")
-            claim = {plain: True} if named else {"epsilon": _number("--claim", plain)}
+            number = plain.removeprefix(MECHANISM)
+            claim = {plain: True} if named else {"epsilon": _number("--claim", number)}
+            claim |= {"mechanism": True} if number != plain else {}
             changes.setdefault("claim", {}).update(claim)
         elif name in places:
             section, key = places[name]

@@ -200,13 +200,15 @@ class ClaimSettings:
 
     `analytical` claims the mechanism's epsilon, for an attacker who knows a client's rounds. `accountant` claims the
     accountant's epsilon, which is amplified because sampling hides those rounds. `amplified` says that a claimed number is
-    the accountant's. `stop_on_violation` stops the training in the round that refutes the claim.
+    the accountant's, `mechanism` that it is the mechanism's; without either, a number counts sampling if Poisson sampling
+    picks the canaries too. `stop_on_violation` stops the training in the round that refutes the claim.
     """
 
     epsilon: float | None = None
     analytical: bool = False
     accountant: bool = False
     amplified: bool = False
+    mechanism: bool = False
     stop_on_violation: bool = False
 
     def __post_init__(self) -> None:
@@ -216,6 +218,8 @@ class ClaimSettings:
             raise ValueError("claim one of: an epsilon, the analytical one, the accountant's")
         if self.amplified and self.epsilon is None:
             raise ValueError("claim.amplified belongs to a claimed number: give claim.epsilon too")
+        if self.mechanism and (self.epsilon is None or self.amplified):
+            raise ValueError("claim.mechanism belongs to a claimed number without claim.amplified: give claim.epsilon")
         if self.stop_on_violation and self.epsilon is None and not self.computed:
             raise ValueError("claim.stop_on_violation needs a claim that a round can refute: give claim.epsilon too")
 
@@ -319,6 +323,16 @@ class RunConfig:
         self.noise_law()
         if self.claim.counts_on_sampling:
             self._check_accountable()
+
+    @property
+    def claim_counts_sampling(self) -> bool:
+        """Whether the claimed number counts amplification: by its own word, or because the pipeline's accountant does."""
+        privacy, bare = self.privacy, self.claim.epsilon is not None and not self.claim.mechanism
+        poisson = (
+            self.participation.kind == "poisson" and self.divisor == "expected" and self.canaries.pattern != "spread"
+        )
+        plain = privacy.noise == "gaussian" and privacy.clipping != "adaptive" and privacy.noise_multiplier > 0
+        return self.claim.counts_on_sampling or (bare and poisson and plain)
 
     def _check_accountable(self) -> None:
         """Check that an accountant can amplify epsilon by the sampling of this run."""

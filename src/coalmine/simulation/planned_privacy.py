@@ -75,7 +75,7 @@ class PlannedPrivacy:
     def claim(self) -> Claim | None:
         """The claim that the config makes; None if it makes none."""
         settings = self.config.claim
-        if settings.counts_on_sampling:
+        if self.config.claim_counts_sampling:
             return self._amplified_claim(settings.epsilon)
         if settings.epsilon is not None:
             return self.claim_of(settings.epsilon)
@@ -204,7 +204,7 @@ class PlannedPrivacy:
             else f"the canaries are sampled like the {unit}s; a claim of the accountant's epsilon tests their rounds"
         )
         items = [AuditedItem("weights", "checked", weights), AuditedItem("sampler", "not checked", sampler)]
-        if client.times > usual.times and not config.claim.counts_on_sampling:
+        if client.times > usual.times and not config.claim_counts_sampling:
             who = f"the most exposed {unit} in" if self.counts_clients else f"each {unit} in about"
             rounds = f"{usual.times} of the rounds, {who} {client.times}"
             detail = f"a canary takes part in {rounds}: a verdict is for {usual.times}"

@@ -74,7 +74,7 @@ class RunOutcome:
         config, notes = self.config, []
         if config.canaries.pattern == "replace":
             notes.append(f"{config.canaries.count:,} of the {self.population:,} {config.task.level}s are canaries")
-        if config.claim.counts_on_sampling and config.canaries.pattern == "spread":
+        if config.claim_counts_sampling and config.canaries.pattern == "spread":
             notes.append(
                 f"the canaries' rounds are planned, so the sampler of the {config.task.level}s is not observed; --pattern "
                 "clients or --pattern replace lets it pick the canaries"
