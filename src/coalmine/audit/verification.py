@@ -189,7 +189,11 @@ def _claim(known: _Evidence) -> Check:
             "claim", False, f"the number claimed before round 1 was read otherwise than the run allows: {fault}"
         )
     last_round = max(known.log.numbers, default=0)
-    read = judged if read_by_pipeline else _for_weight(made, judged) or read_claim(made, known.settings, last_round) or made
+    read = (
+        judged
+        if read_by_pipeline
+        else _for_weight(made, judged) or read_claim(made, known.settings, last_round) or made
+    )
     different = _differs(made.read_as(read).to_dict(), judged)
     if different:
         return Check("claim", False, f"the claim was changed after round 1: it differs in {', '.join(different)}")
