@@ -96,7 +96,7 @@ def test_a_deployment_survives_a_node_killed_in_mid_round(tmp_path):
     assert result["rounds"] + result["skipped_rounds"] == done + 2
     assert "the audit missed something" in log
     assert done + 1 in result["gauges"]["residual"]["flagged"]  # noise for three replies, average over two
-    assert result["verdict"] == "VIOLATION"
+    assert result["verdict"] != "PASS"  # the claim is for five rounds: how many ran decides whether it is refuted
     assert_verifies(home)
 
 
