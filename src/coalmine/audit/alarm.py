@@ -285,8 +285,7 @@ class AlarmReader:
             self._raise(replace(proof(proofs[0], case), evidence=also))
             return
         enough = min(self._multipliers, default=0.0) >= self.claimed_noise
-        least = case.times or (None if case.evidence.correlated else 1)
-        stated = None if enough else stated_too_little(replace(case, times=least))
+        stated = None if case.times is None or enough else stated_too_little(case)
         facts = stated or self._sampler_facts()
         if facts is not None:
             self._raise(facts)

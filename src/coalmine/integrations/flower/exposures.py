@@ -168,6 +168,18 @@ def whole_run_claim(claim: Claim | None, audit: Audit, seen: Exposures) -> Claim
     return replace(claim, participations=times if seen.in_noise else None, sensitivity=sensitivity)
 
 
+def watch_one_round(audit: Audit) -> None:
+    """Check rounds against the claim for a client in one round, unless it or the audit's own schedule says how many.
+
+    Sampling is not counted, so a claim that does not hold for one round holds for no client.
+    """
+    claim, settings = audit.claim, audit.settings
+    if claim is None or claim.amplified or claim.participations or claim.sensitivity:
+        return
+    if settings.rounds is None and settings.sampling is None and settings.noise is None:
+        audit.read_claim_as(replace(claim, participations=1))
+
+
 def _weakest_noise(audit: Audit, times: int) -> float:
     """The noise over a canary's contribution, composed over the `times` rounds with the least noise, as verdicts do it."""
     multipliers = [(item.noise_std or 0.0) / item.clip_norm for item in audit.log.rounds()]

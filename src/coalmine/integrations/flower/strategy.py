@@ -35,7 +35,7 @@ from coalmine.integrations.flower.canary_clients import (
     refuse_guessable,
 )
 from coalmine.integrations.flower.claims import read_claim
-from coalmine.integrations.flower.exposures import Exposures, participations_item, whole_run_claim
+from coalmine.integrations.flower.exposures import Exposures, participations_item, watch_one_round, whole_run_claim
 from coalmine.integrations.flower.observer import Recorder, logger
 from coalmine.integrations.flower.replies import (
     CanaryClaims,
@@ -238,6 +238,7 @@ class AuditedStrategy(Strategy):
         self._exposures = self._new_exposures()
         self._frozen: FrozenArrays | None = None
         self._check_strategy()
+        watch_one_round(audit)
         audit.finish_with(self._finish)
 
     # Flower's interface
