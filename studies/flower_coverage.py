@@ -51,9 +51,9 @@ def run_case(case: str, seed: int) -> dict[str, Any]:
         strategy = audited(wrapper, audit=audit, mode="extra")
         configs, app = [{} for _ in range(20)], client_app()
     run(strategy, LoopGrid(app, configs), seed=seed)
-    result = strategy.audit.finish()
-    found = result.adversaries["known-round"].headline.estimate
     truth = float(mechanism_epsilon(1.0, delta=1e-5, participations=5))
+    result = strategy.audit.finish(claim=truth)
+    found = result.adversaries["known-round"].headline.estimate
     dilution = next(gauge.largest for gauge in result.gauges if gauge.name == "dilution")
     assert found.interval is not None
     assert result.verdict is not None

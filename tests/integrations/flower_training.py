@@ -13,7 +13,7 @@ from flwr.serverapp.strategy import (
 )
 from flwr.supercore.task_identity import TaskIdentity
 
-from coalmine import Audit
+from coalmine import Audit, mechanism_epsilon
 
 SEED = b"tests only"
 DIM, SMALL = 10_000, 2_000
@@ -148,3 +148,11 @@ def nodes(real=REAL, canaries=CANARIES):
 
 def gauge(result, name):
     return next(found for found in result.gauges if found.name == name)
+
+
+def finish_as_stated(strategy, **more):
+    """The result for the epsilon that the stated noise gives the node, or canary, that took part most often."""
+    times = strategy._exposures.participations(strategy.audit)
+    delta = strategy.audit.settings.delta
+    claim = float(mechanism_epsilon(strategy.noise_multiplier, delta=delta, participations=times))
+    return strategy.audit.finish(claim=claim, **more)

@@ -26,6 +26,7 @@ from flower_training import (  # noqa: E402
     config,
     cosines,
     fedavg,
+    finish_as_stated,
     gauge,
     initial_arrays,
     new_audit,
@@ -46,7 +47,7 @@ from flwr.serverapp.strategy import (  # noqa: E402
     Krum,
 )
 
-from coalmine import mechanism_epsilon  # noqa: E402
+from coalmine import Claim, mechanism_epsilon  # noqa: E402
 from coalmine.audit.verification import verify_run  # noqa: E402
 from coalmine.canaries import rotation_numpy  # noqa: E402
 from coalmine.cli.compare import compare  # noqa: E402
@@ -127,7 +128,7 @@ def test_clients_without_a_clip_are_a_violation():
     audit = small_audit()
     strategy = audited(client_side(REAL + CANARIES), audit=audit, mode="client", seed=SEED)
     small_run(strategy, LoopGrid(client_app([canary_mod]), nodes()))
-    assert strategy.audit.finish().verdict.outcome == "VIOLATION"
+    assert finish_as_stated(strategy).verdict.outcome == "VIOLATION"
 
 
 @pytest.mark.parametrize("side", ["server", "client"])
@@ -138,7 +139,7 @@ def test_known_round_covers_the_truth(side, seed):
     A seed gives the same canaries and noise on both sides. One of the three runs would miss by chance with probability 1/7.
     """
     audit, strategy = covered(side, seed)
-    result = strategy.audit.finish()
+    result = finish_as_stated(strategy)
     truth = mechanism_epsilon(1.0, delta=1e-5, participations=5)
     assert truth == pytest.approx(11.48, abs=0.01)
     assert gauge(result, "dilution").largest < 1.1
@@ -169,7 +170,7 @@ def test_noise_after_an_adaptive_optimiser_is_a_violation(adaptive):
     audit = new_audit()
     strategy = audited(server_side(20, inner=adaptive(fraction_evaluate=0.0)), audit=audit, mode="extra")
     run(strategy, LoopGrid(client_app(), nodes(20, 0)))
-    result = strategy.audit.finish()
+    result = finish_as_stated(strategy)
     assert result.verdict.outcome == "VIOLATION"
     assert result.adversaries["known-round"].headline.estimate.epsilon > 2 * 11.48
     assert "known-others" not in result.adversaries  # Adam is not linear, so updates cannot be subtracted
@@ -207,7 +208,7 @@ def test_adaptive_clipping_scales_its_noise_by_the_wrong_norm(side, dim, setting
     changes = norms[1:] / norms[:-1]
     assert np.abs(changes - 1).max() > most
     assert changes[0] < 1
-    result = strategy.audit.finish()
+    result = finish_as_stated(strategy)
     for name in ("residual", "noise"):
         assert gauge(result, name).values == pytest.approx(changes, rel=4 / np.sqrt(2 * dim))
         assert gauge(result, name).status == "low"
@@ -233,7 +234,7 @@ def test_local_noise_on_clients_is_audited():
     local = LocalDpMod(1.0, 1.0, np.sqrt(2 * np.log(1.25 / 1e-5)) / 0.5, 1e-5)
     strategy = audited(fedavg(), audit=audit, mode="client", seed=SEED, clip_norm=1.0, noise_multiplier=2.5, scale=10.0)
     run(strategy, LoopGrid(client_app([local, canary_mod]), nodes(5, 20)))
-    result = strategy.audit.finish()
+    result = finish_as_stated(strategy)
     assert gauge(result, "noise").smallest == pytest.approx(1.0, abs=0.05)
     assert gauge(result, "noise").status == "ok"
     scores = result.adversaries["known-round"].headline.estimate
@@ -270,7 +271,7 @@ def test_missing_replies_leave_too_little_noise():
     strategy = audited(server_side(REAL + CANARIES), audit=audit, mode="client", seed=SEED)
     silent = [(t, node) for t in (1, 2, 3) for node in range(1, 7)]
     small_run(strategy, LoopGrid(client_app([canary_mod]), nodes(), silent=silent))
-    result = strategy.audit.finish()
+    result = finish_as_stated(strategy)
     assert gauge(result, "residual").largest == pytest.approx(14 / 20, abs=0.04)
     assert result.verdict.outcome == "VIOLATION"
 
@@ -281,7 +282,7 @@ def test_noise_sized_for_equal_weights_is_a_violation_where_weights_differ(caplo
     strategy = audited(server_side(20), audit=audit, mode="extra")
     app = client_app(examples=lambda node: 200 if node <= 2 else 10)
     run(strategy, LoopGrid(app, nodes(20, 0)), rounds=2)
-    assert strategy.audit.finish().verdict.outcome == "VIOLATION"
+    assert finish_as_stated(strategy).verdict.outcome == "VIOLATION"
     assert "clients have different weights" in caplog.text
     assert "heaviest canary" not in caplog.text
 
@@ -299,7 +300,7 @@ def test_canary_clients_keep_their_own_weight(canaries, caplog):
     assert strategy.mode == "client"
     configs = [{"partition-id": i} for i in range(count)]
     run(strategy, LoopGrid(client_app([canary_mod], examples=heavy), configs), rounds=2, arrays=arrays)
-    result = strategy.audit.finish()
+    result = finish_as_stated(strategy)
     assert (result.verdict.outcome, result.verdict.code) == ("VIOLATION", "stated")
     assert result.claim.sensitivity == pytest.approx(20 * math.sqrt(2))
     assert strategy.audit.finish(claim=1000.0).verdict.outcome != "VIOLATION"
@@ -366,7 +367,7 @@ def test_sampled_clients_give_canaries_different_presentations():
     counts = np.bincount(times)
     usual = max(range(1, counts.size), key=lambda often: (counts[often], often))
     assert usual < times.max()
-    result = strategy.audit.finish()
+    result = finish_as_stated(strategy)
     assert result.claim.participations == times.max()
     assert result.analytical_epsilon == mechanism_epsilon(1.0, delta=1e-5, participations=usual)
 
@@ -378,6 +379,60 @@ def test_extra_canaries_follow_the_schedule_of_the_audit():
     for number, item in enumerate(audit.log.rounds(), start=1):
         assert sorted(item.present) == sorted(audit.canaries_in_round(number))
     assert strategy._private.num_sampled_clients == REAL  # unchanged
+
+
+def trained_or_observed(way, factor):
+    """Three rounds with noise multiplier 1, and a `factor` too small a noise, in a strategy or beside an observer."""
+    count = REAL + CANARIES
+    strategy, app = server_side(factor * count), client_app([canary_mod])
+    if way == "strategy":
+        strategy = audited(strategy, audit=small_audit(), mode="client", seed=SEED)
+        small_run(strategy, LoopGrid(app, nodes()))
+        return strategy.audit
+    watch = Observer(small_audit(), clip_norm=1.0, participants=count, noise_multiplier=1.0)
+    announced = config(**watch.announce(initial_arrays(SMALL), seed=SEED))
+    small_run(strategy, LoopGrid(app, nodes()), train_config=announced, evaluate_fn=watch)
+    return watch.audit
+
+
+@pytest.mark.parametrize(
+    ("factor", "verdict"),
+    [(1, ("UNDERPOWERED", "no claim")), (10, ("VIOLATION", "less noise"))],
+    ids=["right", "tenth"],
+)
+@pytest.mark.parametrize("way", ["strategy", "observer"])
+def test_without_a_claim_nothing_passes(way, factor, verdict):
+    """The noise multiplier is no claim, but less noise than it states is a VIOLATION."""
+    result = trained_or_observed(way, factor).finish()
+    assert result.claim is None
+    assert (result.verdict.outcome, result.verdict.code) == verdict
+    noted = [note for note in result.notes if "a node took part in up to 3 of 3 rounds: epsilon 8.39" in note]
+    assert len(noted) == (way == "strategy")
+
+
+@pytest.mark.parametrize("way", ["strategy", "observer"])
+def test_a_bare_claim_is_for_a_client(way):
+    claim = trained_or_observed(way, 1).finish(claim=30.0).claim
+    assert (claim.epsilon, claim.unit, claim.participations) == (30.0, "client", 3 if way == "strategy" else None)
+
+
+@pytest.mark.parametrize(
+    "schedule", [{}, {"rounds": 3}, {"rounds": 3, "presentations": 3}], ids=["none", "once", "all"]
+)
+@pytest.mark.parametrize("heaviest", [1, 3])
+@pytest.mark.parametrize("claim", [30.0, Claim.mechanism(30.0), Claim(30.0, participations=1)])
+def test_a_claim_made_before_training_is_judged_and_verifies(claim, heaviest, schedule, tmp_path):
+    """The server completes it with the rounds and the weights that it saw; it remains the claim of the commitment."""
+    audit = small_audit(directory=tmp_path, claim=claim, **schedule)
+    strategy = audited(server_side(REAL), audit=audit, mode="extra")
+    app = client_app(examples=lambda node: 10 * heaviest if node == 1 else 10)
+    small_run(strategy, LoopGrid(app, nodes(canaries=0)))
+    result = strategy.audit.finish(claim=claim)  # repeated, which is allowed
+    assert result.claim.epsilon == 30.0
+    assert not any("made after training" in note for note in result.notes)
+    checks = {check.name: check for check in verify_run(tmp_path, SEED, model=tmp_path / "model.npy")}
+    assert checks["claim"].held, checks["claim"]
+    assert checks["result"].held
 
 
 def test_flowers_accountant_does_not_change_the_claim():
@@ -394,7 +449,8 @@ def test_flowers_accountant_does_not_change_the_claim():
     strategy = audited(wrapper, audit=audit, mode="extra")
     small_run(strategy, LoopGrid(client_app(), nodes(canaries=0)), rounds=5)
     assert wrapper.privacy_spent().epsilon == pytest.approx(12.30, abs=0.02)
-    assert strategy.audit.finish().claim.epsilon == pytest.approx(11.48, abs=0.01)
+    claim = strategy.audit.finish(claim=11.5).claim
+    assert (claim.epsilon, claim.participations, claim.unit) == (11.5, 5, "client")
 
 
 def test_a_restarted_server_resumes_after_its_last_round(tmp_path):
@@ -411,7 +467,7 @@ def test_a_restarted_server_resumes_after_its_last_round(tmp_path):
     assert audit.last_round == 4
     assert [item.number for item in audit.log.rounds()] == [2, 3, 4]
     assert [sorted(item.present.tolist()) for item in audit.log.rounds()] == [sorted(first[0])] * 3
-    result = strategy.audit.finish()
+    result = finish_as_stated(strategy)
     final = next(result.adversaries[name] for name in ["final-update"])
     assert final.headline.estimate.mean > 1  # √3 if the initial model is still known, otherwise about 0
     stored = json.loads((tmp_path / "result.json").read_text())
@@ -419,7 +475,7 @@ def test_a_restarted_server_resumes_after_its_last_round(tmp_path):
         "3" in json.loads((tmp_path / ASSIGNED).read_text())
     )  # a hash decides whether node 3 is a canary
     assert stored["missed"] == {"skipped": 1, "failed": 1, "missing": 0, "dropped": 0, "lost_canaries": replied}
-    assert strategy.audit.finish().to_dict() == result.to_dict()  # and again, in the same process
+    assert finish_as_stated(strategy).to_dict() == result.to_dict()  # and again, in the same process
 
 
 class Sent(LoopGrid):

@@ -22,6 +22,7 @@ from flower_training import (  # noqa: E402
     client_side,
     config,
     fedavg,
+    finish_as_stated,
     gauge,
     initial_arrays,
     new_audit,
@@ -114,7 +115,7 @@ def test_other_modes_detect_a_wrong_num_sampled_clients(mode):
     named, seed = {REAL + 1 + i: i for i in range(CANARIES)}, {"seed": SEED} if mode == "client" else {}
     strategy = audited(server_side(10 * (REAL + CANARIES)), audit=small_audit(), mode=mode, canary_nodes=named, **seed)
     small_run(strategy, LoopGrid(client_app([canary_mod]), nodes()))
-    result = strategy.audit.finish()
+    result = finish_as_stated(strategy)
     assert gauge(result, "residual").largest == pytest.approx(0.1, rel=0.1)
     assert result.verdict.outcome == "VIOLATION"
 
@@ -288,7 +289,7 @@ def test_weights_before_a_restart_are_remembered(tmp_path):
     assert item(strategy, "weights").status == "not checked"
     heavy_round = 200 / (2 * 200 + 18 * 10) * 20  # a heavy client's part of round 1, over that of equal weights
     truth = mechanism_epsilon(1 / np.hypot(heavy_round, 1), delta=1e-5)
-    assert strategy.audit.finish().verdict.epsilon == pytest.approx(truth)
+    assert finish_as_stated(strategy).verdict.epsilon == pytest.approx(truth)
 
 
 def test_the_sampler_is_never_checked():
@@ -301,7 +302,7 @@ def test_the_result_lists_every_item(monkeypatch):
     monkeypatch.setattr(audit, "result", lambda **options: (items.extend(options["audited"]), result(**options))[1])
     strategy = audited(server_side(REAL), audit=audit, mode="extra")
     small_run(strategy, LoopGrid(client_app(), nodes(canaries=0)))
-    claim = strategy.audit.finish().claim
+    claim = finish_as_stated(strategy).claim
     assert items == strategy.audited_items(claim)
     assert {found.name for found in items} == {"clipping", "weights", "others", "tensors", "participations", "sampler"}
 

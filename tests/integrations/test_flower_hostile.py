@@ -21,6 +21,7 @@ from flower_training import (  # noqa: E402
     client_side,
     config,
     fedavg,
+    finish_as_stated,
     initial_arrays,
     new_audit,
     nodes,
@@ -105,7 +106,7 @@ def test_bad_replies_are_dropped_and_named(group, side, caplog, tmp_path):
         assert f"reply of node {node} in round {number} was dropped: {why}" in caplog.text
         assert why.isprintable()
         assert len(why) < 200
-    result = strategy.audit.finish()
+    result = finish_as_stated(strategy)
     assert_named(result, CLIENT)
     assert result.verdict.outcome == "PASS", result.verdict.reason
     stored = json.loads((tmp_path / "result.json").read_text())
@@ -121,7 +122,7 @@ def test_invalid_claims_to_be_a_canary_are_dropped(node):
     assert len(strategy.dropped) >= len(CLAIMS)
     assert min(present) >= MANY - 2
     assert max(present) <= MANY
-    assert_named(strategy.audit.finish(), node)
+    assert_named(finish_as_stated(strategy), node)
 
 
 def canary(index, length=1.0):
@@ -158,7 +159,7 @@ def test_a_canary_that_sends_something_else_is_dropped(side):
     assert {kinds[number] for number, node, _ in dropped(strategy) if node == CANARY} == set(WRONG_CANARIES)
     others = [index for index in range(MANY) if index != OWN]
     assert [item.present.tolist() for item in strategy.audit.log.rounds()] == [others] * len(WRONG_CANARIES)
-    result = strategy.audit.finish()
+    result = finish_as_stated(strategy)
     assert_named(result, CANARY)
     assert result.verdict.outcome == "PASS"
 
@@ -170,7 +171,7 @@ def test_one_unclipped_canary_cannot_incriminate_clients_that_clip(length):
     assert [(node, why) for _, node, why in dropped(strategy)] == [
         (CANARY, f"it sends canary {OWN} {length:g} clip norms long, where most canaries are 1 long")
     ] * 2
-    assert_named(strategy.audit.finish(), CANARY)
+    assert_named(finish_as_stated(strategy), CANARY)
 
 
 @pytest.mark.parametrize("noise_for", [COUNT, 3 * COUNT], ids=["honest", "broken"])
@@ -187,7 +188,7 @@ def test_one_unclipped_canary_cannot_incriminate_clients_that_clip(length):
 def test_a_canary_in_every_round_neither_incriminates_nor_hides_a_pipeline(node, attack, noise_for):
     """The honest pipeline gets no VIOLATION; one with a third of the noise does."""
     strategy = attacked(attack, node=node, rounds=3, noise_for=noise_for)
-    result = strategy.audit.finish()
+    result = finish_as_stated(strategy)
     assert any(f"node {node}" in note for note in result.notes)
     assert result.verdict.outcome == ("PASS" if noise_for == COUNT else "VIOLATION"), result.verdict.reason
 
@@ -198,7 +199,7 @@ def test_a_real_client_that_knows_the_seed_cannot_cause_a_violation(length):
     """It sends the sum of all canaries as its own update, which raises every score. 30 rounds would be enough."""
     strategy = attacked(sending(all_canaries(length)), rounds=30)
     assert {node for _, node, _ in dropped(strategy)} == ({CLIENT} if length > 0 else set())
-    result = strategy.audit.finish()
+    result = finish_as_stated(strategy)
     assert result.verdict.outcome in ("PASS", "UNDERPOWERED"), result.verdict.reason
 
 
@@ -208,7 +209,7 @@ def test_an_unclipped_client_cannot_replace_missing_noise(length):
     wrapper = client_side(1000 * COUNT)  # a thousandth of the noise
     strategy = attacked(sending(noise(length)), side="client", wrapper=wrapper)
     assert {node for _, node, _ in dropped(strategy)} == {CLIENT}
-    assert strategy.audit.finish().verdict.outcome == "VIOLATION"
+    assert finish_as_stated(strategy).verdict.outcome == "VIOLATION"
 
 
 def test_rounds_in_which_most_clients_do_not_clip_never_pass(caplog):
@@ -222,7 +223,7 @@ def test_rounds_in_which_most_clients_do_not_clip_never_pass(caplog):
         return (app if "canary-id" in context.node_config else loud)(message, context)
 
     small_run(strategy, LoopGrid(client, nodes(REAL, MANY)), rounds=2)
-    result = strategy.audit.finish()
+    result = finish_as_stated(strategy)
     assert strategy.dropped == []
     assert result.verdict.outcome == "UNDERPOWERED"
     assert caplog.text.count("most real clients sent updates longer than the clip norm") == 1
@@ -241,7 +242,7 @@ def test_unrequested_replies_are_dropped(attack, why):
     strategy = attacked(attack, rounds=3)
     assert {reason for _, _, reason in dropped(strategy)} == {why}
     assert len(strategy.dropped) >= 2
-    result = strategy.audit.finish()
+    result = finish_as_stated(strategy)
     assert result.verdict.outcome == "PASS"
     assert strategy._recorder._tally["missing"] == 0
     assert any(why in note for note in result.notes)
@@ -261,7 +262,7 @@ def test_error_replies_name_the_node_on_one_line(caplog):
     assert warning.startswith(f"node {CLIENT} failed in round 1: \\x1b[31mno \\x1b[31mno")
     assert warning.isprintable()
     assert len(warning) < 500
-    result = strategy.audit.finish()
+    result = finish_as_stated(strategy)
     assert (result.rounds, result.skipped) == (1, 1)
     assert result.verdict.outcome != "VIOLATION"
 
@@ -293,7 +294,7 @@ def test_with_an_accountant_replies_of_a_different_weight_are_dropped():
     wrapper.accountant = accounting.RdpAccountant(settings)
     strategy = attacked(with_weight(11), wrapper=wrapper)
     assert [why for _, _, why in dropped(strategy)] == ["'num-examples' must be the same for all, 10, got 11"] * 2
-    result = strategy.audit.finish()
+    result = finish_as_stated(strategy)
     assert result.skipped == 0
     assert_named(result, CLIENT)
 
@@ -319,7 +320,7 @@ def test_a_restarted_server_still_names_the_nodes(tmp_path):
     attacked(with_weight(-1), tmp_path, rounds=1).audit.directory.close()
     strategy = attacked(lambda reply, message: [reply], tmp_path, rounds=2)
     assert dropped(strategy) == [(1, CLIENT, "'num-examples' must be finite and above 0, got -1")]
-    assert any(f"node {CLIENT}" in note for note in strategy.audit.finish().notes)
+    assert any(f"node {CLIENT}" in note for note in finish_as_stated(strategy).notes)
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float64])

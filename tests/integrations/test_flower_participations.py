@@ -22,6 +22,7 @@ from flower_training import (  # noqa: E402
     LoopGrid,
     client_app,
     fedavg,
+    finish_as_stated,
     initial_arrays,
     new_audit,
     nodes,
@@ -107,7 +108,7 @@ def test_a_bare_number_is_for_all_rounds_of_a_node(ten_rounds):
 
 def test_participations_and_their_epsilon_are_in_the_result(ten_rounds):
     strategy, home, seed = ten_rounds
-    result = strategy.audit.finish()
+    result = finish_as_stated(strategy)
     assert result.claim.participations == 10
     assert result.claim.epsilon == pytest.approx(epsilon_of(*[1] * 10))
     assert result.verdict.outcome == "PASS"
@@ -185,7 +186,7 @@ def test_a_restarted_server_remembers_who_took_part(tmp_path):
     start(2, lambda node: 30 if node == 1 else 10).audit.directory.close()
     strategy = start(5, lambda node: 10)
     assert strategy._exposures.nodes.times == dict.fromkeys(range(1, REAL + 1), 5)
-    result = strategy.audit.finish()
+    result = finish_as_stated(strategy)
     assert result.claim.participations == 5
     heavy = 30 / 220 * 20
     assert result.verdict.code == "stated"
@@ -219,7 +220,7 @@ def test_a_heavy_client_is_refuted_without_chance(weight, seed):
     strategy = trained(
         by_clients(nodes(), seed=seed), nodes(), examples=lambda n: weight * 10 if n == 1 else 10, seed=seed
     )
-    result = strategy.audit.finish()
+    result = finish_as_stated(strategy)
     assert (result.verdict.outcome, result.verdict.code) == ("VIOLATION", "stated"), result.verdict.reason
     truth = epsilon_of(*[weight / (weight + 19) * 20] * 3)
     assert result.verdict.epsilon == pytest.approx(truth)
@@ -295,7 +296,7 @@ def test_a_strategy_that_ignores_weights_is_not_refuted_by_them():
     wrapper = server_side(REAL, inner=FedMedian(fraction_evaluate=0.0))
     strategy = audited(wrapper, audit=small_audit(), mode="extra")
     trained(strategy, nodes(canaries=0), examples=lambda node: 200 if node == 1 else 10, mods=[])
-    result = strategy.audit.finish()
+    result = finish_as_stated(strategy)
     assert result.claim.sensitivity is None
     assert result.verdict.code != "stated"
 
@@ -305,7 +306,7 @@ def test_noise_on_clients_is_not_composed_by_weights():
     local = LocalDpMod(1.0, 1.0, math.sqrt(2 * math.log(1.25 / DELTA)) / 0.5, DELTA)
     strategy = audited(fedavg(), audit=small_audit(), seed=SEED, clip_norm=1.0, noise_multiplier=2.2, scale=10.0)
     trained(strategy, nodes(), examples=lambda node: 40 if node == 1 else 10, mods=[local, canary_mod])
-    result = strategy.audit.finish()
+    result = finish_as_stated(strategy)
     assert result.verdict.code != "stated"
     assert result.claim.sensitivity == pytest.approx(4 * math.sqrt(3))
     assert any("up to 3 of 3 rounds" in note and "epsilon" not in note for note in result.notes)

@@ -21,7 +21,7 @@ from coalmine import RunDirectory  # noqa: E402
 from coalmine.audit.verification import verify_run  # noqa: E402
 from coalmine.integrations.flower.server_checkpoint import load_checkpoint  # noqa: E402
 
-EXAMPLE_SEED = b"public example"
+EXAMPLE_SEED = b"insecure"
 
 
 def assert_verifies(home):
@@ -51,7 +51,8 @@ def test_a_simulation_with_50_nodes_has_the_right_verdict(tmp_path, example):
     assert result["adversaries"]["known-round"]["canaries"] == 40
     assert result["adversaries"]["known-round"]["presentations"] == 3
     assert_verifies(home)
-    assert f"claimed epsilon {result['claimed_epsilon']:.3g} (mechanism): {result['verdict']}" in log
+    terms = "one client, the mechanism's epsilon in 3 known rounds, no sampling counted"
+    assert f"claimed epsilon 11.5 at delta 1e-05: {terms}: {result['verdict']}" in log
 
 
 @pytest.mark.full
@@ -95,7 +96,7 @@ def test_a_deployment_survives_a_node_killed_in_mid_round(tmp_path):
     assert result["rounds"] + result["skipped_rounds"] == done + 2
     assert "the audit missed something" in log
     assert done + 1 in result["gauges"]["residual"]["flagged"]  # noise for three replies, average over two
-    assert result["verdict"] == "VIOLATION"
+    assert result["verdict"] != "PASS"  # the claim is for five rounds: how many ran decides whether it is refuted
     assert_verifies(home)
 
 

@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "report"))
 from requires import require
 
 require("flwr")
-from flower_training import REAL, LoopGrid, client_app, nodes, server_side, small_audit, small_run  # noqa: E402
+from flower_training import REAL, LoopGrid, client_app, finish_as_stated, nodes, server_side, small_audit, small_run  # noqa: E402
 from statements import complete, values  # noqa: E402
 
 from coalmine.integrations.flower import audited  # noqa: E402
@@ -24,7 +24,7 @@ def test_a_statement_of_flower_says_what_the_config_says(tmp_path):
     audit = small_audit(directory=tmp_path)
     strategy = audited(server_side(REAL, noise=0.7, clip=0.4), audit=audit, mode="extra")
     small_run(strategy, LoopGrid(client_app(), nodes(canaries=0)))
-    result = strategy.audit.finish()
+    result = finish_as_stated(strategy)
     audit.directory.close()
     privacy, statement = tomllib.loads((tmp_path / "config.toml").read_text())["privacy"], complete(tmp_path)
     assert values(statement, "mechanism.clip_norm", "mechanism.noise_multiplier", "guarantee.delta") == {

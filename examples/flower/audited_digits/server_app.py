@@ -22,7 +22,7 @@ def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord:
 def main(grid: Grid, context: Context) -> None:
     """Train, and save the model."""
     settings = context.run_config
-    nodes, directory = int(settings["nodes"]), Path(str(settings["directory"]))
+    nodes, out = int(settings["nodes"]), Path(str(settings["directory"]))
     model = initial_model()
     strategy = DifferentialPrivacyClientSideFixedClipping(
         FedAvg(fraction_evaluate=0.0, min_train_nodes=nodes, min_available_nodes=nodes),
@@ -30,7 +30,7 @@ def main(grid: Grid, context: Context) -> None:
         clipping_norm=float(settings["clipping-norm"]),
         num_sampled_clients=nodes,
     )
-    strategy = audited(strategy, model, canaries=range(10, 50), seed=b"public example", delta=1e-5, directory=directory)
+    strategy = audited(strategy, model, canaries=range(10, 50), seed=b"insecure", delta=1e-5, claim=11.5, directory=out)
     result = strategy.start(
         grid,
         model,
@@ -39,5 +39,5 @@ def main(grid: Grid, context: Context) -> None:
         evaluate_fn=evaluate,
     )
     print(strategy.audit.finish(task="digits"))
-    directory.mkdir(parents=True, exist_ok=True)
-    np.savez(directory / "digits.npz", **{name: array.numpy() for name, array in result.arrays.items()})
+    out.mkdir(parents=True, exist_ok=True)
+    np.savez(out / "digits.npz", **{name: array.numpy() for name, array in result.arrays.items()})

@@ -182,13 +182,18 @@ def _claim(known: _Evidence) -> Check:
     if judged is None:
         return Check("claim", False, "a claim was made before round 1, and the result judges none: it was removed")
     made = Claim.from_dict(promised)
-    read_by_pipeline = made.bare and known.settings.rounds is None and known.settings.sampling is None
+    read_by_pipeline = _may_be_completed(made, judged, known.settings)
     fault = _reading_fault(known, judged) if read_by_pipeline else None
     if fault is not None:
         return Check(
             "claim", False, f"the number claimed before round 1 was read otherwise than the run allows: {fault}"
         )
-    read = judged if read_by_pipeline else read_claim(made, known.settings, max(known.log.numbers, default=0)) or made
+    last_round = max(known.log.numbers, default=0)
+    read = (
+        judged
+        if read_by_pipeline
+        else _for_weight(made, judged) or read_claim(made, known.settings, last_round) or made
+    )
     different = _differs(made.read_as(read).to_dict(), judged)
     if different:
         return Check("claim", False, f"the claim was changed after round 1: it differs in {', '.join(different)}")
@@ -199,6 +204,25 @@ def _differs(promised: dict[str, Any], judged: Claim) -> list[str]:
     """The fields in which a claim differs from the one that was made before round 1."""
     fields = judged.to_dict()
     return [name for name in sorted(fields | promised) if not alike(fields.get(name), promised.get(name))]
+
+
+def _may_be_completed(made: Claim, judged: Claim, settings: Settings) -> bool:
+    """Whether the claim leaves its accounting to the pipeline, which completed it.
+
+    The pipeline knows its sampling scheme, unless the audit has a schedule of its own, and how often clients took part.
+    """
+    if settings.sampling is not None or made.amplified or made.participations or made.sensitivity:
+        return False
+    same_kind = made.bare or made.counts_sampling == judged.counts_sampling
+    return same_kind and (settings.rounds is None or not judged.amplified)
+
+
+def _for_weight(made: Claim, judged: Claim) -> Claim | None:
+    """The claim for a client that weighs more than a canary, which only makes it stricter; None for any other reading."""
+    if not made.participations or made.sensitivity or (judged.sensitivity or 0) < made.participations**0.5:
+        return None
+    times = made.participations if judged.participations else None
+    return replace(made, participations=times, sensitivity=judged.sensitivity)
 
 
 def _reading_fault(known: _Evidence, judged: Claim) -> str | None:
@@ -215,6 +239,8 @@ def _reading_fault(known: _Evidence, judged: Claim) -> str | None:
         return f"it was read for a client in {judged.participations} rounds, and canaries were in up to {most}"
     if judged.sensitivity is not None and judged.sensitivity < (1 - TOLERANCE) * most**0.5:
         return f"it was read for a sensitivity of {judged.sensitivity:.3g}, and canaries had {most**0.5:.3g}"
+    if known.settings.rounds is not None and judged.participations == most and judged.sensitivity is None:
+        return "the audit's own schedule already says how often canaries take part, so participations were added"
     return None
 
 

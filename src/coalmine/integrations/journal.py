@@ -66,7 +66,7 @@ class Journal:
         accounted_epsilon: float | None = None,
         accounted: Claim | None = None,
         accounted_by: str | None = None,
-        claimed_by: str | None = None,
+        completed: Claim | None = None,
         pipeline: Mapping[str, Any] | None = None,
         task: str | None = None,
         audited: Iterable[AuditedItem] = (),
@@ -78,8 +78,9 @@ class Journal:
 
         The claim is the one that the audit was made with, or else `claim`, which a note then says was made afterwards. A
         bare claim is read as `accounted`: the accounting that the pipeline's own accountant does, for the steps that ran.
-        Without a claim nothing can pass. `accounted_epsilon` is the epsilon that the accountant quotes after training; it is
-        reported, and judges nothing. `accounted_by` names the accountant of a bare claim, `claimed_by` that of any other.
+        `completed` is the claim that was made, with the participations and the sensitivity that the pipeline saw. Without a
+        claim nothing can pass. `accounted_epsilon` is the epsilon that the accountant quotes after training; it is reported,
+        and judges nothing. `accounted_by` names the accountant of a bare claim.
 
         `noise` is the noise multiplier, if all rounds had the same one. It gives the analytical epsilon, for the number of
         presentations that most canaries had. The epsilon of the canaries presented most often is a separate entry. `weight`
@@ -94,14 +95,14 @@ class Journal:
         items, warning_lines = tuple(audited), list(warnings)
         analytical, counts = self._known_rounds(noise)
         stated, late = self._stated(claim)
-        judged = None if stated is None else self._read(stated, accounted, noise, weight, sampler_observed)
+        judged = None if stated is None else self._read(completed or stated, accounted, noise, weight, sampler_observed)
         note_lines = [*late, *self._accounted_notes(accounted_epsilon, accounted_by, judged), *notes]
         result = self._audit.result(claim=judged, analytical_epsilon=analytical, audited=items)
         if accounted_epsilon is not None:
             more["accounted_epsilon"] = accounted_epsilon
         if self._audit.directory is not None:
             names = {"trainer": self._trainer, "task": task or self._trainer}
-            accountant = accounted_by if stated is not None and stated.bare and accounted is not None else claimed_by
+            accountant = accounted_by if stated is not None and stated.bare and accounted is not None else None
             added = {
                 "trainer_notes": note_lines,
                 "warnings": warning_lines,

@@ -1,14 +1,11 @@
-"""The claim of a Flower run: a number, a Claim, or Flower's own privacy settings, read for what the server saw.
+"""The claim of a Flower run: a number, a Claim, or Flower's own privacy settings.
 
 Flower's settings are known by their attributes, because `flwr.supercore.privacy_accounting` may move.
 """
 
 from typing import Any
 
-from coalmine.audit.audit import Audit
 from coalmine.audit.claim import Claim
-from coalmine.estimators.mechanism import mechanism_epsilon
-from coalmine.integrations.flower.exposures import Exposures, whole_run_claim
 
 SETTINGS = ("target_delta", "neighboring_relation", "sampling_method", "max_epsilon")  # of Flower's PrivacyConfig
 
@@ -34,13 +31,3 @@ def read_claim(claim: Any, delta: float | None) -> Claim | None:
             f"the scheme, as in claim=Claim({config.max_epsilon:g}, sampling=FixedSize(10, population=100, rounds=40))"
         )
     return Claim(config.max_epsilon)
-
-
-def resolve_claim(claim: Any, audit: Audit, seen: Exposures, noise: float | None) -> Claim | None:
-    """The claim for the client that contributed most; without one that of the noise multiplier, or None without noise."""
-    read = read_claim(claim, audit.settings.delta)
-    if read is None and noise:
-        times = seen.participations(audit)
-        epsilon = float(mechanism_epsilon(noise, delta=audit.settings.delta, participations=times))
-        read = Claim(epsilon, participations=times)
-    return whole_run_claim(read, audit, seen)

@@ -19,6 +19,7 @@ from coalmine.audit.coverage import AuditedItem
 from coalmine.estimators.mechanism import mechanism_epsilon
 from coalmine.integrations.journal import most_presentations
 
+UNIT = "client"  # of a claim that does not state one
 SAME = 1e-6  # relative difference that is due to rounding
 
 
@@ -152,6 +153,8 @@ def whole_run_claim(claim: Claim | None, audit: Audit, seen: Exposures) -> Claim
     the claim then has its `sensitivity`, in contributions of a canary. So has a claim about fewer or more rounds than the
     server saw, for a client with the largest weight in all of them.
     """
+    if claim is not None and claim.bare:
+        claim = replace(claim, unit=claim.unit or UNIT)
     if claim is None or claim.amplified or claim.sensitivity is not None or not seen.rounds or audit.settings.noise:
         return claim
     most = seen.participations(audit)
@@ -159,8 +162,22 @@ def whole_run_claim(claim: Claim | None, audit: Audit, seen: Exposures) -> Claim
     total = seen.largest if times == most else seen.heaviest * math.sqrt(times)
     sensitivity = total * (_weakest_noise(audit, times) if seen.in_noise else 1.0)
     if math.isinf(sensitivity) or math.isclose(sensitivity, math.sqrt(times), rel_tol=SAME):
+        if claim.participations is None and audit.settings.rounds is not None and times == most_presentations(audit):
+            return claim  # the audit's own schedule has the same number
         return replace(claim, participations=times)
     return replace(claim, participations=times if seen.in_noise else None, sensitivity=sensitivity)
+
+
+def watch_one_round(audit: Audit) -> None:
+    """Check rounds against the claim for a client in one round, unless it or the audit's own schedule says how many.
+
+    Sampling is not counted, so a claim that does not hold for one round holds for no client.
+    """
+    claim, settings = audit.claim, audit.settings
+    if claim is None or claim.amplified or claim.participations or claim.sensitivity:
+        return
+    if settings.rounds is None and settings.sampling is None and settings.noise is None:
+        audit.read_claim_as(replace(claim, participations=1))
 
 
 def _weakest_noise(audit: Audit, times: int) -> float:

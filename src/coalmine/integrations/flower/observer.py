@@ -14,6 +14,7 @@ from coalmine.audit.result import AuditResult
 from coalmine.audit.schedule import Indices
 from coalmine.integrations.flower.arrays import Layout, Row, as_record, load_row, save_row
 from coalmine.integrations.flower.canary_clients import Announcement, checked_partitions, checked_seed
+from coalmine.integrations.flower.exposures import UNIT
 from coalmine.integrations.flower.scope import UNKNOWN_TO_OBSERVER, observer_items
 from coalmine.integrations.journal import Journal
 from coalmine.integrations.setup import CLIP_SCALE, nonnegative, positive, refuse_finished
@@ -148,7 +149,8 @@ class Observer:
 
     With `clip_norm`, `participants` (the number of updates that a round averages) and `noise_multiplier`, the noise is
     gauged too: its std is then noise_multiplier·clip_norm/participants. After training, call `audit.finish`. It takes
-    `claim`, by default that of the noise multiplier, and `task`, the name of the training task.
+    `claim`, unless the audit was made with one, and `task`, the name of the training task. Without a claim, the verdict is
+    never PASS.
     """
 
     def __init__(
@@ -231,7 +233,14 @@ class Observer:
         warnings = [*self._recorder.layout.warnings, f"known-others was left out: {UNKNOWN_TO_OBSERVER}"]
         logger.warning("%s", warnings[-1])
         items = observer_items(self._scale)
-        return self._recorder.finish(claim, noise_multiplier=self._noise, task=task, audited=items, warnings=warnings)
+        return self._recorder.finish(
+            claim,
+            accounted=Claim(1.0, unit=UNIT),  # bare: its participations are those of the audit's schedule
+            noise_multiplier=self._noise,
+            task=task,
+            audited=items,
+            warnings=warnings,
+        )
 
     def _default_present(self, round_number: int) -> Iterable[int]:
         if self.audit.settings.rounds is not None:

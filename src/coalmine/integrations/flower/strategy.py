@@ -19,7 +19,6 @@ from coalmine.argument_checks import shown
 from coalmine.audit.audit import Audit, OnViolation
 from coalmine.audit.claim import Claim
 from coalmine.audit.coverage import AuditedItem
-from coalmine.audit.pipeline_record import CLOSED_FORM
 from coalmine.audit.result import AuditResult
 from coalmine.audit.schedule import Indices
 from coalmine.integrations.flower.arrays import FrozenArrays, Layout, Row, as_record
@@ -35,8 +34,8 @@ from coalmine.integrations.flower.canary_clients import (
     mod_order,
     refuse_guessable,
 )
-from coalmine.integrations.flower.claims import read_claim, resolve_claim
-from coalmine.integrations.flower.exposures import Exposures, participations_item
+from coalmine.integrations.flower.claims import read_claim
+from coalmine.integrations.flower.exposures import Exposures, participations_item, watch_one_round, whole_run_claim
 from coalmine.integrations.flower.observer import Recorder, logger
 from coalmine.integrations.flower.replies import (
     CanaryClaims,
@@ -178,11 +177,12 @@ class AuditedStrategy(Strategy):
     audit has a directory, a restarted ServerApp resumes after the last complete round. A directory that holds a finished run
     is rejected.
 
-    `strategy.audit.finish` observes the final model. It takes `claim` and `task`, the name of the training task. The default
-    claim is that of the noise multiplier. A claim that does not state participations is for the largest number of rounds in
-    which one node took part, or one canary if that is more. If clients have different weights, it is for the client that
-    contributed most. A claim with `sampling` is judged with Flower's own sampling, unless canaries are extra replies or
-    share a node. If a check would drop most replies of a round, the strategy raises a ValueError before it aggregates them.
+    `strategy.audit.finish` observes the final model. It takes `claim` and `task`, the name of the training task. Without a
+    claim, also before training, the verdict is never PASS. A claim that does not state participations is for the largest
+    number of rounds in which one node took part, or one canary if that is more. If clients have different weights, it is for
+    the client that contributed most. A claim with `sampling` is judged with Flower's own sampling, unless canaries are extra
+    replies or share a node. If a check would drop most replies of a round, the strategy raises a ValueError before it
+    aggregates them.
     """
 
     def __init__(
@@ -238,6 +238,7 @@ class AuditedStrategy(Strategy):
         self._exposures = self._new_exposures()
         self._frozen: FrozenArrays | None = None
         self._check_strategy()
+        watch_one_round(audit)
         audit.finish_with(self._finish)
 
     # Flower's interface
@@ -383,21 +384,20 @@ class AuditedStrategy(Strategy):
             self._warn(adaptive)
         noise, seen = self.noise_multiplier, self._exposures
         more: dict[str, Any] = seen.entries(self.audit, noise, equal_weights=not self._weights_differ)
-        given = self.audit.claim if claim is None else claim
-        if given is None and noise:
-            more["claimed_by"] = CLOSED_FORM
-        claim = resolve_claim(given, self.audit, seen, noise)
+        late = read_claim(claim, self.audit.settings.delta)
+        completed = whole_run_claim(self.audit.claim or late, self.audit, seen)
         spent = self._private.privacy_spent() if hasattr(self._private, "privacy_spent") else None
         if spent is not None:
             more["accounted_epsilon"] = float(spent.epsilon)
             logger.info("Flower's accountant: epsilon %.4g at delta %g", spent.epsilon, spent.delta)
         return self._recorder.finish(
-            claim,
+            late,
+            completed=completed,
             noise_multiplier=noise,
             task=task,
-            weight=seen.heaviest_weight(noise) if claim is not None and claim.amplified else 1.0,
+            weight=seen.heaviest_weight(noise) if completed is not None and completed.amplified else 1.0,
             sampler_observed=self._observes_sampler,
-            audited=self.audited_items(claim),
+            audited=self.audited_items(completed),
             pipeline=self._pipeline(),
             warnings=[*self._warned, *describe_dropped(self.dropped)],
             **more,
