@@ -93,7 +93,6 @@ def test_a_line_has_run_claim_verdict_and_reason(coalmine, runs):
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("no-claim", "nothing was claimed, so there is nothing to judge: give `coalmine run` a --claim"),
         ("stopped", "not finished: wait for it, or continue it with `coalmine resume runs/stopped`"),
         ("other-trainer", "not finished: wait for it, or run its training script to the end"),
     ],
@@ -103,6 +102,13 @@ def test_a_run_without_a_verdict_has_a_reason_and_a_remedy(coalmine, runs, name,
     assert (code, out.count("\n"), err) == (3, 1, "")
     assert "no verdict" in out
     assert reason in out
+
+
+def test_a_run_without_a_claim_is_underpowered_and_says_how_to_claim(coalmine, runs):
+    code, out, err = coalmine("verdict", runs / "no-claim")
+    assert (code, out.count("\n"), err) == (3, 1, "")
+    assert "UNDERPOWERED" in out
+    assert "nothing was claimed, so nothing can pass: state the epsilon before training" in out
 
 
 def test_a_directory_of_runs_means_all_its_runs(coalmine, runs):
@@ -292,7 +298,7 @@ def test_a_junit_report_has_one_test_for_each_run(coalmine, runs):
         "pass": [],
         "violation": [("failure", "VIOLATION")],
         "underpowered": [("error", "UNDERPOWERED")],
-        "no-claim": [("error", "no verdict")],
+        "no-claim": [("error", "UNDERPOWERED")],
         "stopped": [("error", "no verdict")],
         "nowhere": [("error", "unreadable")],
     }

@@ -208,7 +208,7 @@ def judge_unclaimed(rungs: list[Scores], gauges: list[Gauge], evidence: Evidence
     if stated is None or evidence.correlated:
         return nothing
     times = evidence.planned or max(evidence.presentations, 1)
-    usual = float(np.median(stated.multipliers * stated.high))
+    usual = float(np.median(stated.multipliers * stated.low))
     epsilon = float(mechanism_epsilon(usual / math.sqrt(evidence.exposure_of(times)), delta=evidence.delta))
     if not 0 < epsilon <= LARGEST_CLAIM:
         return nothing

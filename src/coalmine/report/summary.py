@@ -213,7 +213,9 @@ def _analytical_figures(result: AuditResult) -> list[KeyFigure]:
 
 def verdict_lines(result: AuditResult) -> list[str]:
     """The verdict and its reason in one line; empty without a claim."""
-    return [] if result.verdict is None else [f"{result.verdict.outcome}: {shorten(result.verdict.reason)}"]
+    if result.verdict is None or result.verdict.code == "no claim":
+        return []
+    return [f"{result.verdict.outcome}: {shorten(result.verdict.reason)}"]
 
 
 def summary_lines(result: AuditResult, notes: Sequence[str] = ()) -> list[str]:

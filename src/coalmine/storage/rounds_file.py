@@ -124,21 +124,24 @@ class Entry(NamedTuple):
     number: int
     skipped: bool
     present: npt.NDArray[np.int32]
-    multiplier: float | None  # the stated noise over the clip norm
+    states_noise: bool
+    multiplier: float | None  # the stated noise over the clip norm, if both are stated in the units of the release
     has_others: bool
     participants: int | None
     end: int
 
-    @property
-    def states_noise(self) -> bool:
-        return self.multiplier is not None
-
     @classmethod
     def of(cls, item: Round, end: int = 0) -> "Entry":
-        present = np.array(item.present)  # a copy, not a view of the record
-        multiplier = None if item.noise_std is None else item.noise_std / item.clip_norm
+        present, declared = np.array(item.present), item.clip_declared  # a copy, not a view of the record
         return cls(
-            item.number, item.skipped, present, multiplier, item.residual_cosines is not None, item.participants, end
+            number=item.number,
+            skipped=item.skipped,
+            present=present,
+            states_noise=item.noise_std is not None,
+            multiplier=item.noise_std / item.clip_norm if item.noise_std is not None and declared else None,
+            has_others=item.residual_cosines is not None,
+            participants=item.participants,
+            end=end,
         )
 
 
