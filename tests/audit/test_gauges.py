@@ -33,7 +33,14 @@ def test_an_honest_run_raises_no_gauge():
             *("noise", "dilution", "difference", "residual", "pooled residual", "layer a", "layer b"),
             *("repeat", "rank", "repeat of any", "others"),
             *("shape", "distribution", "tails", "bare coordinates", "grid", "spectrum", "neighbours", "shared draws"),
-            *("noise follows others", "noise follows canaries", "shifted repeat", "coordinates", "weak coordinates"),
+            *(
+                "noise follows others",
+                "noise follows canaries",
+                "shifted repeat",
+                "coordinates",
+                "weak coordinates",
+                "canaries in the release",
+            ),
             *("layers moved", "layers with a gradient", "signal by layer"),
         }
 

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from coalmine.audit import levels
 from coalmine.audit.claim import LARGEST_CLAIM, Claim
+from coalmine.audit.coordinate_gauge import COUNTS, EXTREMES
 from coalmine.audit.gauge import TRAINING, Gauge
 from coalmine.audit.ladder import Scores
 from coalmine.audit.noise_schedule import NoiseSchedule
@@ -50,6 +51,7 @@ SHORT = 0.95  # share of the declared norm; canaries with a smaller one were los
 LARGEST_FACTOR, FACTOR_STEP = 16.0, 1.25  # of the search for the noise at twice the claim: largest factor, and step
 EXCLUDED_LEVEL = 0.01  # level at which scores exclude a noise multiplier that the stated noise suggests
 # Gauges that only the amount of noise moves.
+LAW = ("shape", "distribution", "tails")  # gauges of the noise's law in all coordinates together
 LENGTHS = ("noise", "difference", "residual", "pooled residual", "parts of blocks")
 
 
@@ -209,6 +211,8 @@ def judge_unclaimed(rungs: list[Scores], gauges: list[Gauge], evidence: Evidence
         return nothing
     times = evidence.planned or max(evidence.presentations, 1)
     usual = float(np.median(stated.multipliers * stated.low))
+    if not 0 < usual < math.inf:
+        return nothing
     epsilon = float(mechanism_epsilon(usual / math.sqrt(evidence.exposure_of(times)), delta=evidence.delta))
     if not 0 < epsilon <= LARGEST_CLAIM:
         return nothing
@@ -365,7 +369,7 @@ class Case:
 
 def _judge_run(by_rung: dict[str, Verdict], rungs: list[Scores], gauges: list[Gauge], case: Case) -> Verdict:
     violated = [name for name, verdict in by_rung.items() if verdict.outcome == VIOLATION]
-    proofs = [gauge for gauge in gauges if proves(gauge, case)]
+    proofs = _proofs(gauges, case)
     if violated:
         also = violated[:-1] + [f"the {gauge.name} gauge" for gauge in proofs]
         return replace(by_rung[violated[-1]], evidence=tuple(also))
@@ -381,6 +385,12 @@ def _judge_run(by_rung: dict[str, Verdict], rungs: list[Scores], gauges: list[Ga
     if passed:
         return by_rung[passed[-1]]
     return known[-1]
+
+
+def _proofs(gauges: list[Gauge], case: Case) -> list[Gauge]:
+    """The gauges that refute the claim. Those of single coordinates assume a Gaussian law, so another law voids them."""
+    gaussian = all(gauge.status == "ok" for gauge in gauges if gauge.name in LAW)
+    return [gauge for gauge in gauges if proves(gauge, case) and (gaussian or gauge.name not in (EXTREMES, COUNTS))]
 
 
 def proves(gauge: Gauge, case: Case) -> bool:

@@ -188,7 +188,8 @@ def _after_violation(result: AuditResult) -> list[str]:
     if low:
         names = f"{', '.join(low[:MOST_NAMED])}{f' and {len(low) - MOST_NAMED} more' if len(low) > MOST_NAMED else ''}"
         evidence.append(f"Noise is missing according to the gauge{'s' * (len(low) > 1)} {names}.")
-    steps = [" ".join(["Do not release this model under the claimed ε.", *evidence])]
+    promise = "the claimed ε" if result.claim is not None else "an ε that was computed from the stated noise"
+    steps = [" ".join([f"Do not release this model under {promise}.", *evidence])]
     code = result.verdict.code if result.verdict else ""
     if code in ("accounting", "sampler", "stated"):
         return [*steps, _restate_advice(result) if code == "sampler" else LEG_ADVICE["accounting"]]
