@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 
 from coalmine import Audit, Claim, FixedSize, Poisson, RandomAllocation, Shuffled
@@ -97,3 +98,42 @@ def test_participants_must_include_the_canaries():
     audit = Audit(100, canaries=10, seed=b"a long enough secret", delta=1e-5)
     with pytest.raises(ValueError, match="participants must count the 3 canaries of the round too, got 2"):
         audit.observe_round(1, audit.updates([0, 1, 2], 1.0), present=[0, 1, 2], participants=2)
+
+
+def test_a_claim_at_another_delta_is_refused_before_round_1(tmp_path):
+    with pytest.raises(ValueError, match="the claim's delta must be the audit's, 1e-06, got 1e-05"):
+        Audit(400, canaries=20, seed=1, delta=1e-6, directory=tmp_path / "run", claim=Claim(3.0, delta=1e-5))
+    assert not (tmp_path / "run").exists()
+    audit = Audit(400, canaries=20, seed=1, delta=1e-6)
+    with pytest.raises(ValueError, match="the claim's delta must be the audit's"):
+        audit.result(claim=Claim(3.0, delta=1e-5))
+
+
+def test_a_bare_number_counts_the_sampling_that_the_audit_knows():
+    audit = Audit(400, canaries=20, seed=1, delta=1e-6, sampling=Poisson(0.1, rounds=8), claim=3.0)
+    rng = np.random.default_rng(0)
+    for number in range(1, 7):
+        noise = rng.normal(size=400)
+        audit.observe_round(number, noise, present=[], others=np.zeros(400), noise_std=1.0, clip_norm=1.0)
+    result = audit.result()
+    assert result.claim == Claim(3.0, sampling=Poisson(0.1, rounds=6))
+    assert "one client, whole training, sampling counted (Poisson sampling with probability 0.1 in 6 rounds" in str(
+        result
+    )
+    assert result.verdict.outcome == "UNDERPOWERED"
+    explicit = audit.result(claim=Claim.mechanism(3.0))
+    assert explicit.claim.sampling is None
+    assert "the mechanism's epsilon" in str(explicit)
+
+
+@pytest.mark.parametrize("text", ["3", "mechanism:3", " 3.0 "])
+def test_a_claim_is_read_from_text(text):
+    claim = Claim.of(text)
+    assert claim.epsilon == 3.0
+    assert claim.bare == ("mechanism" not in text)
+
+
+@pytest.mark.parametrize("text", ["three", "mechanism:", "pld:3", ""])
+def test_text_that_is_no_claim_is_refused_with_the_right_spelling(text):
+    with pytest.raises(ValueError, match="claim must be a number such as 3, or mechanism:3"):
+        Claim.of(text)

@@ -265,6 +265,8 @@ class Audit:
         checked_attacks(scores)  # validate before creating the directory
         _check_on_violation(on_violation, claim)
         promised = Claim.of(claim)
+        if promised is not None:
+            promised.check_delta(settings.delta)
         stated = None if promised is None else promised.to_dict()
         opened: list[tuple[RunDirectory | None, RoundLog]] = []
 

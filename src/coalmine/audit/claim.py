@@ -1,5 +1,6 @@
 """A claimed epsilon, and its assumptions."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -131,6 +132,14 @@ class Claim:
         """Whether the number was given without its accounting, which is then the pipeline's own."""
         known_rounds = self.participations is not None or self.sensitivity is not None
         return self.sampling is None and not known_rounds and self.counts_sampling is not False
+
+    def check_delta(self, delta: float) -> None:
+        """Reject a claim that states another delta than the audit's: epsilon depends on it."""
+        if self.delta is not None and not math.isclose(self.delta, delta, rel_tol=1e-9):
+            raise ValueError(
+                f"the claim's delta must be the audit's, {delta:g}, got {self.delta:g}: make the audit with delta="
+                f"{self.delta:g}"
+            )
 
     def read_as(self, accounted: "Claim") -> "Claim":
         """This number in the accounting of `accounted`, which the pipeline gives; what was stated with it stays."""

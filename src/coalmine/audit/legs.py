@@ -366,6 +366,8 @@ def with_schedule(sampling: Sampling, schedule: NoiseSchedule | None) -> Samplin
 
 def read_claim(claim: Claim | None, settings: Settings, last_round: int) -> Claim | None:
     """The claim as it is judged: a bare number counts sampling if the audit knows the scheme, over the steps that ran."""
+    if claim is not None:
+        claim.check_delta(settings.delta)
     if claim is None or not claim.bare or settings.sampling is None:
         return claim
     sampling = settings.sampling
