@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from coalmine.audit.coordinate_sums import QUANTILES, CoordinateSums
 from coalmine.audit.noise_law import NoiseParts, block_sizes, summed_sizes
 from coalmine.canaries.blocked import LARGEST_BLOCK, cut_into_blocks
 from coalmine.storage.record import BLOCK_EACH, Settings, checked_settings
@@ -135,6 +136,12 @@ def numbers_of_the_law(settings: Settings) -> int:
     together = sum(summed_sizes(full=True, sizes=2).values())
     own = sum(sum(sizes.values()) for sizes in slots)
     return len(settings.layers) + _parts(settings) + 2 + together + own + STATE * settings.processes
+
+
+def numbers_of_the_coordinates(settings: Settings) -> int:
+    """The number of additional values in a round after which the sums of each coordinate are read."""
+    extremes = (CoordinateSums.EXTREMES + STATE) * settings.processes
+    return extremes + 1 + len(QUANTILES) + len(settings.layers)
 
 
 def row_of(dim: int, gpus: int, lines: dict[str, Line]) -> list[str]:

@@ -146,6 +146,11 @@ def test_the_stated_traffic_equals_what_an_audit_sums():
         return audit.settings
 
     settings = on_ranks(2, rank)[0]
-    assert sums == [costs.numbers_in_a_round(settings), costs.numbers_of_the_law(settings)]
+    assert sums == [
+        costs.numbers_in_a_round(settings),
+        costs.numbers_of_the_law(settings),
+        costs.numbers_of_the_coordinates(settings),
+    ]
+    assert sums[2] == 8 * 2 + len(settings.layers) + 3
     total, count = settings.total, len(settings.block_sizes)
     assert sums[0] == 2 * (total + 2 * count) + 2 * len(settings.layers) + 272 * count + 3 * 2

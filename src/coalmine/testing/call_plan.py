@@ -162,7 +162,7 @@ class ScoreTest:
         """The smallest epsilon that the check refutes with this probability; inf if there is none.
 
         >>> round(ScoreTest(epsilon=3.0, delta=1e-5).detectable(1_900, 1e5), 2)
-        3.57
+        3.56
         """
 
         def missing(factor: float) -> float:
