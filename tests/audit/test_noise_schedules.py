@@ -9,7 +9,7 @@ import pytest
 from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
 from dp_accounting.pld import PLDAccountant
 
-from coalmine import Claim, Poisson, amplified_epsilon, mechanism_epsilon
+from coalmine import Claim, Poisson, amplified_epsilon, mechanism_epsilon, mechanism_noise
 from coalmine.audit.derivation import derive_result
 from coalmine.estimators.amplification import merged_strengths
 from coalmine.storage.record import Settings
@@ -196,3 +196,14 @@ def test_without_a_claim_nothing_passes_and_missing_noise_is_named():
     assert "claim=" in honest.verdict.reason
     broken = audited(stated, None, canaries=200, seed=1, true=stated / 2, presentations=10)
     assert (broken.verdict.outcome, broken.verdict.code) == ("VIOLATION", "less noise")
+
+
+@pytest.mark.parametrize("stated", [SHRINKING, PERIODIC])
+def test_the_noise_that_a_claim_needs_follows_from_the_claim_alone(stated):
+    claim = Claim(composed(stated) / 1.3, participations=len(stated))
+    verdict = audited(stated, claim, canaries=60, seed=1, presentations=len(stated)).verdict
+    assert (verdict.outcome, verdict.code) == ("VIOLATION", "stated")
+    needed = float(mechanism_noise(claim.epsilon, delta=DELTA, participations=len(stated)))
+    assert verdict.claimed_noise == pytest.approx(needed)
+    assert verdict.measured_noise == pytest.approx(1 / math.sqrt(np.mean(stated**-2.0)))
+    assert f"the claim needs {needed:.4g}" in verdict.reason

@@ -319,6 +319,14 @@ class Case:
         return self.times is not None or self.claim.sensitivity is not None or self.evidence.correlated
 
     @property
+    def needed_noise(self) -> float:
+        """The noise multiplier that the claim needs if the client's rounds all have equal noise: from the claim alone."""
+        if self.sampling is not None or self.evidence.schedule is None:
+            return self.noise
+        times = self.times or 1
+        return self.noise / math.sqrt(self.evidence.exposure_of(times) / times)
+
+    @property
     def in_every_round(self) -> bool:
         """Whether the claim is about a client who takes part in every observed round: then one pooled factor is valid."""
         rounds = self.evidence.rounds
@@ -494,7 +502,7 @@ def _barred(rungs: list[Scores], gauges: list[Gauge], case: Case) -> Verdict | N
         weakest = stated.weakest(case.times or 1)
         highest = case.composed(1 / (stated.multipliers * stated.high))
         if case.exceeded(highest) and not _excluded(weakest * stated.high, stated, case):
-            return Verdict(outcome=UNDERPOWERED, code="stated", measured_noise=weakest, claimed_noise=case.noise)
+            return Verdict(outcome=UNDERPOWERED, code="stated", measured_noise=weakest, claimed_noise=case.needed_noise)
     return _weak_rounds(case)
 
 
@@ -704,7 +712,7 @@ def stated_too_little(case: Case) -> Verdict | None:
         outcome=VIOLATION,
         code="stated",
         measured_noise=weakest,
-        claimed_noise=case.noise,
+        claimed_noise=case.needed_noise,
         epsilon=epsilon,
         claimed_epsilon=case.claim.epsilon,
         scheme=None if case.sampling is None else str(case.sampling),
