@@ -342,7 +342,7 @@ def test_canaries_are_sampled_like_examples():
     times = max(shown)
     mechanism = Claim.mechanism(mechanism_epsilon(1.0, delta=1e-5, participations=times), participations=times)
     assert audit.result(claim=mechanism).verdict.outcome == "PASS"
-    assert len(result.adversaries["known-others"].rows) >= 4
+    assert len(result.adversaries["known-others"].rows) == 3  # the most common numbers, if sampling decides them
     assert result.claim.sampling == Poisson(0.1, rounds=30)
     assert engine.get_epsilon(1e-5) == pytest.approx(result.claim.epsilon) < mechanism.epsilon
     assert result.verdict.outcome == "UNDERPOWERED"  # the sampler was not observed
