@@ -141,6 +141,7 @@ def picks(rate, rounds, canaries, seed):
     return [np.flatnonzero(rng.random(canaries) < rate) for _ in range(rounds)]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("stated", [np.linspace(1.5, 0.8, 60), np.tile([2.0, 0.9], 30)])
 def test_a_sampled_schedule_passes_on_the_accountants_epsilon(stated):
     claim = Claim(pld(stated, 0.1), sampling=Poisson(0.1, 60), sampler_observed=True)

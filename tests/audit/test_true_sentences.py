@@ -22,6 +22,8 @@ from coalmine.report.statement_facts import facts_from_dict
 from coalmine.report.statement_page import people_picture
 from coalmine.storage.record import Settings
 
+pytestmark = pytest.mark.full
+
 DELTA = 1e-5
 AUDITS = 120
 NUMBER = r"-?(?:inf|\d+(?:\.\d+)?(?:e[+-]?\d+)?)"

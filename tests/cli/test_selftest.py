@@ -33,7 +33,8 @@ def test_selftest_prints_the_margin_of_each_detection():
     )
     both = with_others["noise on one layer only"][-1]
     assert re.fullmatch(
-        r"known-others reads [\d.]+ for 6\.31; (layer \S+|coordinates) gauge reads \d\.\d+e-08 for at least 0\.\d+", both
+        r"known-others reads [\d.]+ for 6\.31; (layer \S+|coordinates) gauge reads \d\.\d+e-08 for at least 0\.\d+",
+        both,
     )
     assert re.fullmatch(r"difference gauge reads 0\.3\d+ for at least 0\.968", without["noise on one layer only"][-1])
     for title in (

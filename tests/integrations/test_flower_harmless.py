@@ -50,6 +50,8 @@ from hostile_clients import CLIENT, HostileGrid, each  # noqa: E402
 from coalmine.integrations.flower import Announcement, Observer, audited, canary_mod  # noqa: E402
 from coalmine.integrations.flower.arrays import Layout  # noqa: E402
 
+pytestmark = pytest.mark.full
+
 COUNT = REAL + CANARIES
 STRATEGIES = {
     "FedAvg": fedavg,

@@ -20,6 +20,8 @@ from coalmine.testing.tested_mechanism import checked_mechanism
 sys.path.insert(0, str(Path(__file__).parent))
 from aggregators import DELTA, clip, multiplier, noised_mean, noised_sum
 
+pytestmark = pytest.mark.full
+
 
 def largest_plan():
     weights = [2.0] * 20 + [1.0] * 80
