@@ -11,7 +11,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constr
 run: .venv/core.done
 	$(BIN)/coalmine run
 
-# Something of every package and integration, in at most five minutes on two cores.
+# Something of every package and integration, in some eight minutes on two cores.
 test: .venv/dev.done
 	$(PYTEST) -m "not full and not slow"
 
