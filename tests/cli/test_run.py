@@ -442,7 +442,7 @@ def test_a_second_process_cannot_write_to_the_run(finished):
             ["run", "--task", "cifar"],
             "'cifar' is not one of 'digits', 'mnist-by-writer'",
         ),
-        (["run", "--claim", "low"], "must be a number, `analytical` or `accountant`, got 'low'"),
+        (["run", "--claim", "low"], "must be a number, `mechanism:E`, `analytical` or `accountant`, got 'low'"),
         (
             ["run", "--replace-fraction", "0.2", "--canaries", "50"],
             "give either canaries.count or canaries.replace_fraction, not both, got 50 and 0.2",
@@ -562,7 +562,7 @@ def test_missing_data_is_reported_before_the_directory_is_created(tmp_path):
         (("--seed", 10**44), "seed must be an integer"),
         (("--participation", "limited", "--separation", 1000), "need 50000 clients, got 200"),
         (("--separation", 3), "--separation needs --participation limited"),
-        (("--claim", "magic"), "must be a number, `analytical` or `accountant`, got 'magic'"),
+        (("--claim", "magic"), "must be a number, `mechanism:E`, `analytical` or `accountant`, got 'magic'"),
         (("--amplified",), "--amplified needs a number as --claim"),
         (("--claim", 1, "--amplified", "--rounds", 6), "whole epochs of 4 rounds"),
     ],

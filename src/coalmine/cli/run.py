@@ -431,7 +431,7 @@ def _number(name: str, text: str) -> float:
         return float(text)
     except ValueError:
         raise click.BadParameter(
-            f"must be a number, `analytical` or `accountant`, got {text!r}", param_hint=name
+            f"must be a number, `mechanism:E`, `analytical` or `accountant`, got {text!r}", param_hint=name
         ) from None
 
 
