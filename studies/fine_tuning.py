@@ -30,7 +30,7 @@ SIZE = {"rows": 2_000, "batch": 100, "hidden": 64, "layers": 2, "rank": 8}
 
 def run_all(only: str | None = None) -> list[dict[str, Any]]:
     """Run every case; `expected` is the verdict and its reason's code, where one must be."""
-    sys.path.insert(0, str(ROOT / "tests" / "integrations"))
+    sys.path[:0] = [str(ROOT / "tests" / "integrations"), str(ROOT / "examples" / "dp-lora")]
     import torch
     from lora_training import cut_off, frozen, halve_noise, make, plain_loop
 

@@ -1,8 +1,13 @@
 import logging
+import os
 from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
+
+# Before numpy and torch are imported, and for the processes that tests start: the tests run in one process per core, where
+# the threads of one would wait for those of another.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 settings.register_profile("coalmine", derandomize=True, deadline=None, print_blob=True)
 settings.load_profile("coalmine")

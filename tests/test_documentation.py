@@ -14,18 +14,14 @@ from pathlib import Path
 
 import click
 import pytest
-
-from coalmine.cli.main import app
-from coalmine.report.sentences import GLOSSARY
-from coalmine.simulation.config import RunConfig, config_with
-
-sys.path.insert(0, str(Path(__file__).parent / "report"))
-sys.path.insert(0, str(Path(__file__).parents[1] / "docs" / "extensions"))
-sys.path.insert(0, str(Path(__file__).parents[1] / "docs"))
 from chromium import Chromium
 from plain_docstrings import convert
 from readability import MOST_WORDS, count_words, long_sentences, pages, prose, sentences
 from reference_pages import with_parts
+
+from coalmine.cli.main import app
+from coalmine.report.sentences import GLOSSARY
+from coalmine.simulation.config import RunConfig, config_with
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"

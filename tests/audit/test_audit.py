@@ -1,20 +1,16 @@
 import contextlib
 import math
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
+from training import train
 
 from coalmine import Audit, mechanism_epsilon
 from coalmine.audit.ladder import ladder
 from coalmine.audit.views import views
-
-sys.path.insert(0, str(Path(__file__).parent))
-from training import train
 
 SETTINGS = {"canaries": 20, "seed": 1, "delta": 1e-5}
 

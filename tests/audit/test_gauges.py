@@ -1,15 +1,10 @@
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 from scipy import stats
+from training import train
 
 from coalmine import Audit, Claim
 from coalmine.audit.gauge import LEVEL, ratio_quantile
-
-sys.path.insert(0, str(Path(__file__).parent))
-from training import train
 
 SMALL = {"dim": 4_000, "canaries": 200, "rounds": 12}
 

@@ -3,47 +3,27 @@
 import json
 import math
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
+from exact_rounds import exact_round
 
 from coalmine import AuditResult, Claim, FixedSize, Poisson, RandomAllocation, Shuffled, amplified_epsilon
 from coalmine.audit.derivation import derive_result
 from coalmine.audit.schedule import sampled_schedule
 from coalmine.storage.files import json_ready
 from coalmine.storage.record import Settings
-from coalmine.storage.rounds_file import Round, RoundLog
+from coalmine.storage.rounds_file import RoundLog
 
 CANARIES, UNOBSERVED, DIM, DELTA = 400, 400, 6_000, 1e-5
 POISSON = Poisson(0.1, rounds=60)
-HONEST = {"scheme": POISSON, "noise": 1.0}
+seen_round = partial(exact_round, canaries=CANARIES, unobserved=UNOBSERVED, dim=DIM)
 
 
 def claimed(scheme, noise=1.0, *, factor=1.0, observed=True, stated=True):
     epsilon = factor * float(amplified_epsilon(noise, scheme, DELTA))
     return Claim(epsilon, sampling=scheme, noise_multiplier=noise if stated else None, sampler_observed=observed)
-
-
-def seen_round(number, present, noise, stated, rng, participants=None):
-    """A round without other clients, in units of the clip norm."""
-    along = noise * rng.standard_normal(CANARIES + UNOBSERVED)
-    off = float(along[CANARIES:] @ along[CANARIES:]) + noise**2 * rng.chisquare(DIM - CANARIES - UNOBSERVED)
-    along[present] += 1
-    norm, rest = math.sqrt(off + along[:CANARIES] @ along[:CANARIES]), math.sqrt(off)
-    cosines = (along / norm).astype(np.float32)
-    return Round(
-        number=number,
-        present=np.asarray(present, dtype=np.int32),
-        clip_declared=True,
-        noise_std=stated,
-        participants=participants,
-        norm=norm,
-        rest=rest,
-        cosines=cosines,
-        residual_norm=norm,
-        residual_rest=rest,
-        residual_cosines=cosines,
-    )
 
 
 def picked(scheme, seed=1):

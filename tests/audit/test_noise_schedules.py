@@ -8,36 +8,15 @@ import numpy as np
 import pytest
 from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
 from dp_accounting.pld import PLDAccountant
+from exact_rounds import exact_round
 
 from coalmine import Claim, Poisson, amplified_epsilon, mechanism_epsilon, mechanism_noise
 from coalmine.audit.derivation import derive_result
 from coalmine.estimators.amplification import merged_strengths
 from coalmine.storage.record import Settings
-from coalmine.storage.rounds_file import Round, RoundLog
+from coalmine.storage.rounds_file import RoundLog
 
 DELTA, UNOBSERVED = 1e-5, 200
-
-
-def released(number, present, canaries, *, dim, noise, stated, rng, participants=None):
-    """A round without other clients, in units of the clip norm, drawn from its exact law."""
-    along = noise * rng.standard_normal(canaries + UNOBSERVED)
-    rest = noise**2 * rng.chisquare(dim - canaries - UNOBSERVED) + float(along[canaries:] @ along[canaries:])
-    along[present] += 1
-    norm = math.sqrt(rest + along[:canaries] @ along[:canaries])
-    cosines = (along / norm).astype(np.float32)
-    return Round(
-        number=number,
-        present=np.asarray(present, dtype=np.int32),
-        clip_declared=True,
-        noise_std=stated,
-        participants=participants,
-        norm=norm,
-        rest=math.sqrt(rest),
-        cosines=cosines,
-        residual_norm=norm,
-        residual_rest=math.sqrt(rest),
-        residual_cosines=cosines,
-    )
 
 
 def audited(stated, claim, *, canaries, seed, true=None, present=None, presentations=None, watched=False):
@@ -47,7 +26,8 @@ def audited(stated, claim, *, canaries, seed, true=None, present=None, presentat
     for number, (said, noise) in enumerate(zip(stated, true, strict=True), start=1):
         picked = np.arange(canaries) if present is None else present[number - 1]
         size = None if presentations else picked.size + int(rng.binomial(200, 0.1))
-        log.append(released(number, picked, canaries, dim=dim, noise=noise, stated=said, rng=rng, participants=size))
+        drawn = {"canaries": canaries, "unobserved": UNOBSERVED, "dim": dim}
+        log.append(exact_round(number, picked, noise, said, rng, size, **drawn))
     settings = Settings(dim=dim, canaries=canaries, unobserved=UNOBSERVED, delta=DELTA)
     if presentations:
         settings = replace(settings, rounds=len(stated), presentations=(presentations,))

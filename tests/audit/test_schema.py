@@ -1,19 +1,16 @@
 import json
-import sys
 from pathlib import Path
 
 import jsonschema
 import numpy as np
 import pytest
+from training import train
 
 from coalmine import Audit, Claim, Poisson, RandomAllocation, RunDirectory
 from coalmine.audit.coverage import AuditedItem
 from coalmine.audit.result import AuditResult
 from coalmine.estimators.sampling import FixedSize, Shuffled, sampling_to_dict
 from coalmine.report.summary import coverage_lines
-
-sys.path.insert(0, str(Path(__file__).parent))
-from training import train
 
 SCHEMA = json.loads((Path(__file__).parents[2] / "docs" / "reference" / "result.schema.json").read_text())
 

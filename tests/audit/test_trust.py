@@ -10,7 +10,6 @@ import pytest
 ROOT = Path(__file__).parents[2]
 if not (ROOT / "studies" / "trust.py").exists():
     pytest.skip("the studies are in the repository, not in the package", allow_module_level=True)
-sys.path.insert(0, str(ROOT))
 study, every = importlib.import_module("studies.trust"), importlib.import_module("studies.__main__")
 ROWS = study.rows()
 BROKEN = [name for name, row in ROWS.items() if row.kind == "broken"]

@@ -1,14 +1,9 @@
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
+from training import train
 
 from coalmine import Audit, Claim, RandomAllocation, amplified_epsilon, epsilon_lower_bound, mechanism_epsilon
 from coalmine.audit.ladder import ladder
-
-sys.path.insert(0, str(Path(__file__).parent))
-from training import train
 
 SMALL = {"dim": 4_000, "canaries": 400, "rounds": 8}
 

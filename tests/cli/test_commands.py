@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 import numpy as np
 import pytest
+from in_process import called
 from rich.console import Console
 
 from coalmine import __version__, mechanism_epsilon
@@ -15,9 +16,6 @@ from coalmine.argument_checks import whole_number
 from coalmine.cli import main as cli
 from coalmine.cli import run as run_command
 from coalmine.cli.output import shows_bars
-
-sys.path.insert(0, str(Path(__file__).parent))
-from in_process import called
 
 
 def coalmine(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -3,18 +3,12 @@
 import csv
 import io
 import json
-import sys
-from pathlib import Path
 
 import pytest
+from runs import make_run
+from training import train
 
 from coalmine.cli import main as cli
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "report"))
-from runs import make_run
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "audit"))
-from training import train
 
 
 def compared(capsys, *arguments):

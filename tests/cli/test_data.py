@@ -3,17 +3,14 @@
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from server import serving
+from test_fetch import PLAIN, tiny
 
 from coalmine.cli import main as cli
 from coalmine.data import DATASETS
 from coalmine.data import download as download_module
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "data"))
-from server import serving
-from test_fetch import PLAIN, tiny
 
 
 @pytest.fixture

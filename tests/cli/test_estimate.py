@@ -8,12 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from in_process import called
 from scipy.stats import norm
 
 from coalmine.cli.main import app
-
-sys.path.insert(0, str(Path(__file__).parent))
-from in_process import called
 
 DIM, DELTA = 1_000_000, 1e-5
 QUANTILES = norm.ppf((np.arange(1000) + 0.5) / 1000) / math.sqrt(DIM)

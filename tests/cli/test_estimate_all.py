@@ -1,12 +1,8 @@
 import json
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 from scipy.special import ndtri
-
-sys.path.insert(0, str(Path(__file__).parent))
 from test_estimate import DIM, QUANTILES, called, shifted
 
 from coalmine import compare_estimators

@@ -1,16 +1,12 @@
 import itertools
 import json
 import math
-import sys
-from pathlib import Path
 
 import pytest
+from in_process import called
 from scipy.stats import norm
 
 from coalmine.cli import main as cli
-
-sys.path.insert(0, str(Path(__file__).parent))
-from in_process import called
 
 
 def plan(*arguments: object) -> dict:

@@ -1,17 +1,13 @@
 """`coalmine report` and `coalmine watch` as a user calls them."""
 
 import json
-import sys
-from pathlib import Path
 
 import pytest
+from runs import make_run
 
 from coalmine.cli import main as cli
 from coalmine.cli.report import report
 from coalmine.cli.watch import watch
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "report"))
-from runs import make_run
 
 
 @pytest.fixture(scope="module")

@@ -19,14 +19,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
 from in_process import called
 
 from coalmine import Poisson, amplified_epsilon, mechanism_epsilon
 from coalmine.cli import main as cli
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 from resumed import comparable
 
 pytest.importorskip("torch")

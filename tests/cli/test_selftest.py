@@ -1,12 +1,9 @@
 import json
 import re
-import sys
-from pathlib import Path
 
 import pytest
 
 pytest.importorskip("torch")
-sys.path.insert(0, str(Path(__file__).parent))
 from in_process import called
 
 

@@ -15,8 +15,6 @@ from typing import Any
 import pytest
 
 from coalmine.cli import main as cli
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 from resumed import comparable
 
 pytest.importorskip("torch")

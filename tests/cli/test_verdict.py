@@ -8,15 +8,11 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from runs import make_run, make_sampled_run
+from training import train
 
 from coalmine import Audit, mechanism_epsilon
 from coalmine.cli import main as cli
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "report"))
-from runs import make_run, make_sampled_run
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "audit"))
-from training import train
 
 HONEST = mechanism_epsilon(1.0, delta=1e-6)  # the epsilon of every run here
 

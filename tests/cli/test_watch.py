@@ -5,17 +5,12 @@ import os
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
-
-from coalmine import Audit, mechanism_epsilon
-
-sys.path.insert(0, str(Path(__file__).parent))
+from chromium import Chromium
 from in_process import called
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "report"))
-from chromium import Chromium
+from coalmine import Audit, mechanism_epsilon
 
 DIM, CANARIES, DELTA = 3_000, 200, 1e-6
 CLAIM = mechanism_epsilon(1.0, delta=DELTA)

@@ -2,12 +2,9 @@
 
 import hashlib
 import sys
-from pathlib import Path
 
 import pytest
 import requests
-
-sys.path.insert(0, str(Path(__file__).parent))
 from server import serving
 
 from coalmine.data import download as module

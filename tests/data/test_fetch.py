@@ -5,13 +5,10 @@ import hashlib
 import io
 import json
 import os
-import sys
 import tarfile
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
 from server import serving
 
 from coalmine.data import DATASETS, cache_folder, data_folder, fetch

@@ -1,15 +1,12 @@
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from oracle import exact_delta
 
 from coalmine import Gaussian, gaussian_delta, gaussian_epsilon
-
-sys.path.insert(0, str(Path(__file__).parent))
-from oracle import exact_delta
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "gaussian_epsilon.csv"
 finite = st.floats(-1e300, 1e300)

@@ -13,7 +13,6 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
 from ports import free_ports
 
 BIN = Path(sys.executable).parent

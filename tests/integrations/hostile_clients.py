@@ -1,15 +1,10 @@
 """Clients that send bad replies, each kind with a name, and a grid with one of them."""
 
-import sys
-from pathlib import Path
-
 import numpy as np
+from flower_training import REAL, SMALL, LoopGrid, client_app, nodes
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 
 from coalmine.canaries import RotatedCanaries
-
-sys.path.insert(0, str(Path(__file__).parent))
-from flower_training import REAL, SMALL, LoopGrid, client_app, nodes
 
 MANY = 24  # canaries, enough for a PASS of the honest pipeline
 CLIENT, CANARY = 3, REAL + 6  # node ids of a real client and of canary 5

@@ -1,21 +1,17 @@
 """A random Llama with LoRA adapters under Opacus, in a plain loop and in a Trainer, and the faults that tests put in."""
 
-import sys
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
+from language_model import NextTokenLoss, Rows
 from opacus import PrivacyEngine
+from peft import LoraConfig, get_peft_model
 from torch.utils.data import DataLoader
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
 from coalmine.integrations.opacus import audited
 from coalmine.integrations.transformers import PrivateTraining
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "examples" / "dp-lora"))
-from language_model import NextTokenLoss, Rows
-from peft import LoraConfig, get_peft_model
 
 WARNINGS = (
     "ignore:Secure RNG turned off",

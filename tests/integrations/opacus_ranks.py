@@ -18,12 +18,10 @@ from opacus import PrivacyEngine
 from opacus.distributed import DifferentiallyPrivateDistributedDataParallel
 from opacus.utils.batch_memory_manager import BatchMemoryManager
 from opacus.utils.fsdp_utils import FSDP2Wrapper
+from opacus_training import quoted
 from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
-
-sys.path.insert(0, str(Path(__file__).parent))
-from opacus_training import quoted
 from torch_ranks import start_rank
 
 from coalmine import Audit, ViolationError

@@ -2,14 +2,10 @@
 
 import hashlib
 import json
-import sys
 import time
-from pathlib import Path
 
 import numpy as np
 from torch import distributed
-
-sys.path.insert(0, str(Path(__file__).parent))
 from torch_ranks import start_rank
 
 from coalmine.integrations.torch_distributed import reduce_over

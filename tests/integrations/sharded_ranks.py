@@ -1,12 +1,7 @@
 """One rank of a training run started by `test_sharded_audit.py`, with random numbers instead of gradients."""
 
-import sys
-from pathlib import Path
-
 import numpy as np
 import torch
-
-sys.path.insert(0, str(Path(__file__).parent))
 
 from coalmine import Audit
 

@@ -8,8 +8,6 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
 from requires import require
 
 ROOT = Path(__file__).parents[2]

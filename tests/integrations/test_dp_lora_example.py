@@ -8,8 +8,6 @@ import sys
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
 from requires import require
 
 require("torch")
@@ -17,7 +15,6 @@ require("opacus")
 require("transformers")
 require("peft")
 EXAMPLES = Path(__file__).parents[2] / "examples" / "dp-lora"
-sys.path.insert(0, str(EXAMPLES))
 import language_model  # noqa: E402
 
 SMALL = ["--rows", "60", "--batch-size", "20", "--length", "16"]

@@ -1,14 +1,10 @@
 """Flower and coalmine.simulation on the same task, seed and schedule."""
 
 import logging
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
 from requires import require
 
 torch = require("torch")

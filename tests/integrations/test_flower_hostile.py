@@ -2,13 +2,9 @@
 
 import json
 import logging
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
 from requires import require
 
 require("flwr")

@@ -3,12 +3,9 @@
 import logging
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
 from requires import require
 
 require("flwr")

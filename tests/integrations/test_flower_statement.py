@@ -1,14 +1,9 @@
 """The privacy statement of a run with Flower says what its config says."""
 
-import sys
 import tomllib
 from importlib.metadata import version
-from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-sys.path.insert(0, str(Path(__file__).parents[1] / "report"))
 from requires import require
 
 require("flwr")

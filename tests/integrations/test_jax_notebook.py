@@ -6,8 +6,6 @@ import sys
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
 from requires import require
 
 NOTEBOOK = Path(__file__).parents[2] / "examples" / "jax_privacy" / "audit.ipynb"

@@ -1,13 +1,9 @@
 """jax_privacy's DP-SGD with canaries: verdicts on the accountant's epsilon, honest and broken."""
 
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
 from requires import require
 
 require("jax_privacy")

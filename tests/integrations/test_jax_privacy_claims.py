@@ -1,16 +1,11 @@
 """What a claim on a run of jax_privacy means: the accountant's epsilon, with its adjacency, committed to before step 1."""
 
-import sys
-from pathlib import Path
-
 import dp_accounting as dp
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
 from requires import require
 
 require("jax_privacy")

@@ -1,14 +1,9 @@
 """Coverage of the known-others interval over many honest runs of jax_privacy."""
 
-import sys
-from pathlib import Path
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
 from requires import require
 
 require("jax_privacy")

@@ -1,13 +1,9 @@
 """jax_privacy with canaries through the clip, and with the correlated noise of an execution plan."""
 
 import re
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
 from requires import require
 
 require("jax_privacy")

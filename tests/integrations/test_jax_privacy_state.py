@@ -1,17 +1,12 @@
 """An audited privatizer of jax_privacy: its sums, its state under jit, and its noising matrix."""
 
 import itertools
-import sys
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-sys.path.insert(0, str(Path(__file__).parents[1]))
 from requires import require
 
 from resumed import comparable

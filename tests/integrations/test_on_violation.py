@@ -1,12 +1,7 @@
 """Every integration stops, warns or calls a function in the round that refutes the claim."""
 
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
 from requires import require
 
 require("torch")

@@ -1,13 +1,9 @@
 """What is claimed before training is what is judged: an epsilon of Opacus's accountant, one row, sampling counted."""
 
 import json
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
 from requires import require
 
 torch = require("torch")

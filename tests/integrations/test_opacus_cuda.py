@@ -1,12 +1,7 @@
 """Opacus on a CUDA device: the audit measures a step during the next one, and keeps its vectors between steps."""
 
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
 from requires import require
 
 torch = require("torch")

@@ -1,15 +1,10 @@
 """The privacy statement of a run with Opacus says what its config says."""
 
-import sys
 import tomllib
 from contextlib import nullcontext
 from importlib.metadata import version
-from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-sys.path.insert(0, str(Path(__file__).parents[1] / "report"))
 from requires import require
 
 require("opacus")

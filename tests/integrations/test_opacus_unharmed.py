@@ -1,12 +1,8 @@
 """An audit adds its canaries and changes nothing else: rows, noise, batches and the optimizer's state stay the same."""
 
-import sys
 from contextlib import nullcontext
-from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
 from requires import require
 
 torch = require("torch")

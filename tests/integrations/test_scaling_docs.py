@@ -11,19 +11,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
-from coalmine import Audit
-
-sys.path.insert(0, str(Path(__file__).parent))
 from requires import require
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+from coalmine import Audit
 from ports import free_ports
 
 ROOT = Path(__file__).parents[2]
 if not (ROOT / "studies" / "scaling_costs.py").exists():
     pytest.skip("the studies are in the repository, not in the package", allow_module_level=True)
-sys.path.insert(0, str(ROOT))
 costs = importlib.import_module("studies.scaling_costs")
 on_ranks = importlib.import_module("tests.audit.thread_ranks").on_ranks
 PAGE = (ROOT / "docs" / "how-to" / "scaling.md").read_text()

@@ -1,11 +1,6 @@
 """Audits in several real processes have the same numbers and verdict as one process with the same layout."""
 
-import sys
-from pathlib import Path
-
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
 from requires import require
 
 torch = require("torch")

@@ -8,14 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
 from requires import require
 
 ROOT = Path(__file__).parents[2]
 if not (ROOT / "studies" / "verdicts.py").exists():
     pytest.skip("the studies are in the repository, not in the package", allow_module_level=True)
-sys.path.insert(0, str(ROOT))
 flower, verdicts, others, opacus, svt, every = (
     importlib.import_module(f"studies.{name}")
     for name in ("flower_coverage", "verdicts", "other_frameworks", "opacus_faults", "nvflare_svt", "__main__")

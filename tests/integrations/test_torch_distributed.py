@@ -3,13 +3,9 @@
 import json
 import re
 import signal
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
 from requires import require
 
 torch = require("torch")

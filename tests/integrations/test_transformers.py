@@ -1,12 +1,9 @@
 import re
-import sys
 from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
 from requires import require
 
 torch = require("torch")
@@ -262,7 +259,6 @@ def test_an_example_has_at_most_five_lines_of_coalmine(name):
 @pytest.mark.slow
 def test_faults_of_fine_tuning_are_named_and_honest_runs_pass():
     """A Llama of two layers with 1,000 canaries: the study's own requirements."""
-    sys.path.insert(0, str(Path(__file__).parents[2]))
     from studies.fine_tuning import failures, run_all
 
     assert failures(run_all()) == []

@@ -1,12 +1,7 @@
 """Each row contains its own number, so the loop knows the rows of a step independently of the sampler."""
 
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
 from requires import require
 
 torch = require("torch")

@@ -7,9 +7,6 @@ import sys
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-from ports import free_ports
-
 FOLDER = Path(__file__).parent
 
 
@@ -66,6 +63,8 @@ class Ranks:
 
 
 def tcp_address():
+    from ports import free_ports  # a rank, which runs in a process of its own, does not find it
+
     return f"tcp://127.0.0.1:{free_ports(1)[0]}"
 
 

@@ -1,14 +1,9 @@
 """Run directories for the report tests: small, quick, real audits."""
 
-import sys
-from pathlib import Path
-
 import numpy as np
+from training import train
 
 from coalmine import Audit, Claim, Poisson, amplified_epsilon, mechanism_epsilon
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "audit"))
-from training import train
 
 HOSTILE = {
     "script": "<script>document.title = 'taken'</script><img src=x onerror=alert(1)>",

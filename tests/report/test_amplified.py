@@ -2,12 +2,12 @@
 
 import dataclasses
 import json
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
+from chromium import Chromium
 from matplotlib.figure import Figure
+from runs import make_run, make_sampled_run
 
 from coalmine import Poisson, amplified_epsilon
 from coalmine.audit.ladder import RUNGS
@@ -22,10 +22,6 @@ from coalmine.report.page import run_page
 from coalmine.report.sentences import ATTACKERS, UNDECIDED, verdict_sentence
 from coalmine.report.summary import key_figures, legs_of
 from coalmine.report.table_rows import shown_rows
-
-sys.path.insert(0, str(Path(__file__).parent))
-from chromium import Chromium
-from runs import make_run, make_sampled_run
 
 
 @pytest.fixture(scope="module")

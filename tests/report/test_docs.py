@@ -5,13 +5,11 @@ import importlib
 import json
 import os
 import re
-import sys
 from pathlib import Path
 
 import pytest
 
 DOCS = Path(__file__).parents[2] / "docs"
-sys.path.insert(0, str(DOCS.parent))
 
 
 def test_the_example_of_an_amplified_claim_runs():

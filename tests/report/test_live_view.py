@@ -3,17 +3,14 @@
 import io
 import sys
 import types
-from pathlib import Path
 
 import pytest
 from rich.console import Console
+from runs import make_run
 
 from coalmine.report.live_view import Watcher, screen
 from coalmine.report.trackers import MLflow, TensorBoard
 from coalmine.storage.run_directory import RunDirectory
-
-sys.path.insert(0, str(Path(__file__).parent))
-from runs import make_run
 
 
 def render(frame):

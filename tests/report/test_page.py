@@ -1,17 +1,13 @@
 """The page in a real browser: it opens from disk, requests nothing else, and shows untrusted text as text."""
 
-import sys
 import time
-from pathlib import Path
 
 import pytest
+from chromium import Chromium
+from runs import HOSTILE, make_run
 
 from coalmine.report import write_report
 from coalmine.report.sentences import GLOSSARY
-
-sys.path.insert(0, str(Path(__file__).parent))
-from chromium import Chromium
-from runs import HOSTILE, make_run
 
 OVERFLOW = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
 CONTRAST = """

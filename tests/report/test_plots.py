@@ -3,11 +3,11 @@
 import math
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
+from runs import make_run
 
 from coalmine import CosineNull, Gaussian
 from coalmine.audit.ladder import Scores
@@ -16,9 +16,6 @@ from coalmine.estimators.planning import plan_audit
 from coalmine.report import plots, read_run
 from coalmine.report.svg import needs_matplotlib, save_plot
 from coalmine.report.table_rows import all_rows, shown_rows
-
-sys.path.insert(0, str(Path(__file__).parent))
-from runs import make_run
 
 
 @pytest.fixture

@@ -1,14 +1,10 @@
 import itertools
 import json
-import sys
 import time
 from html.parser import HTMLParser
-from pathlib import Path
 
 import numpy as np
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
 from runs import make_run
 
 from coalmine import Audit, TreeNoise

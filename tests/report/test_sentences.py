@@ -3,10 +3,9 @@
 import dataclasses
 import json
 import math
-import sys
-from pathlib import Path
 
 import pytest
+from runs import HOSTILE, make_run
 
 from coalmine.audit.verdict import UNDERPOWERED, VIOLATION, Verdict
 from coalmine.report import read_run
@@ -15,9 +14,6 @@ from coalmine.report.markdown import as_dict, markdown
 from coalmine.report.page import run_page
 from coalmine.report.sentences import format_number, meaning, percent, posterior, scope_sentence, verdict_sentence
 from coalmine.report.table_rows import strongest_row
-
-sys.path.insert(0, str(Path(__file__).parent))
-from runs import HOSTILE, make_run
 
 
 @pytest.mark.parametrize(

@@ -4,22 +4,12 @@ import json
 import os
 import re
 import stat
-import sys
 from pathlib import Path
 
 import jsonschema
 import msgspec
 import pytest
 import yaml
-
-from coalmine.cli import main as cli
-from coalmine.report.statement import read_statement
-from coalmine.report.statement_check import check_statement
-from coalmine.report.statement_facts import NO_FACTS, Facts, facts_from_dict, read_facts, template
-from coalmine.report.statement_formats import statement_text
-from coalmine.version import __version__
-
-sys.path.insert(0, str(Path(__file__).parent))
 from chromium import Chromium
 from runs import HOSTILE, make_run, make_sampled_run
 from statements import (
@@ -35,6 +25,13 @@ from statements import (
     values,
     visible_text,
 )
+
+from coalmine.cli import main as cli
+from coalmine.report.statement import read_statement
+from coalmine.report.statement_check import check_statement
+from coalmine.report.statement_facts import NO_FACTS, Facts, facts_from_dict, read_facts, template
+from coalmine.report.statement_formats import statement_text
+from coalmine.version import __version__
 
 FORMATS = ("md", "html", "json", "yaml", "card")
 DEPLOYMENT = {

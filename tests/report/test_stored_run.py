@@ -3,11 +3,11 @@
 import dataclasses
 import json
 import shutil
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from runs import make_run
 
 from coalmine.audit.ladder import ladder
 from coalmine.audit.result import AuditResult
@@ -19,9 +19,6 @@ from coalmine.report.stored_run import read_runs
 from coalmine.report.table_rows import main_rows, strongest_row
 from coalmine.storage.mapped_rounds import map_rounds
 from coalmine.storage.run_directory import RunDirectory
-
-sys.path.insert(0, str(Path(__file__).parent))
-from runs import make_run
 
 
 @pytest.fixture(scope="module")

@@ -2,10 +2,9 @@
 
 import dataclasses
 import json
-import sys
-from pathlib import Path
 
 import pytest
+from runs import make_run
 
 from coalmine.audit.gauge import Gauge
 from coalmine.audit.result import AuditResult
@@ -17,9 +16,6 @@ from coalmine.report.sentences import QUESTIONS, format_number
 from coalmine.report.summary import coverage_lines, folded_line, gauge_lines, key_figures
 from coalmine.report.table_rows import all_rows, folded_rows, rung_verdict, shown_rows, top_row
 from coalmine.report.trainer_entries import client_exposure, note_lines
-
-sys.path.insert(0, str(Path(__file__).parent))
-from runs import make_run
 
 GROUPS = {"canaries": 140, "presentations": (1, 2, 3, 4)}
 

@@ -1,8 +1,6 @@
 """Grids of runs: shared, resumed and read back, also without tomli_w."""
 
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -25,8 +23,6 @@ from coalmine.simulation.config import (
     TaskSettings,
 )
 from coalmine.storage.run_directory import RunDirectory
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 from resumed import comparable_result
 
 TINY = RunConfig(

@@ -16,8 +16,6 @@ import safetensors
 from coalmine.simulation.training_checkpoint import NAME, PREVIOUS
 from coalmine.storage.rounds_file import MAGIC, RoundLog
 from coalmine.storage.seed_file import DEMO_SEED
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 from resumed import comparable
 
 pytest.importorskip("sklearn")

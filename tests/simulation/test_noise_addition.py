@@ -2,8 +2,6 @@
 
 import dataclasses
 import math
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -23,8 +21,6 @@ from coalmine.simulation.config import (
 from coalmine.simulation.exposure import Exposure, canary_exposures, exposed_epsilon, most_exposed
 from coalmine.simulation.noise_addition import gaussian_noise, noise_of
 from coalmine.simulation.randomness import torch_stream
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 from resumed import comparable
 
 ROUNDS = 12

@@ -5,7 +5,6 @@ import itertools
 import os
 import signal
 import socket
-import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -14,12 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-sys.path.insert(0, str(Path(__file__).parent))
 from commands import command, lines_of
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
 from coalmine.audit.audit import Audit
 from coalmine.data import data_folder
 from coalmine.simulation import RunConfig

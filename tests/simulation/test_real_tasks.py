@@ -3,14 +3,11 @@
 import gzip
 import json
 import os
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-
-sys.path.insert(0, str(Path(__file__).parent))
 from formats import tff_hdf5
 
 from coalmine.simulation import Steps, load_task, simulate

@@ -3,14 +3,10 @@
 import json
 import os
 import shutil
-import sys
 import time
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-sys.path.insert(0, str(Path(__file__).parent))
 from commands import command, lines_of
 
 from coalmine.simulation.sweep import FAILURE, Shard, make_points, run_sweep

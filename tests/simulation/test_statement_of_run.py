@@ -1,11 +1,10 @@
 """The privacy statement of `coalmine run` agrees with its config."""
 
 import json
-import sys
 import tomllib
-from pathlib import Path
 
 import pytest
+from statements import complete, values
 
 from coalmine.audit.verification import verify_run
 from coalmine.simulation import training_run
@@ -13,9 +12,6 @@ from coalmine.simulation.config import RunConfig
 from coalmine.simulation.planned_privacy import PlannedPrivacy
 from coalmine.storage.seed_file import DEMO_SEED
 from coalmine.version import __version__
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "report"))
-from statements import complete, values
 
 
 def config(**changes):

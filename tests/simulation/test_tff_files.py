@@ -1,12 +1,7 @@
 """TensorFlow Federated's HDF5 files, tested on small files written by h5py."""
 
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
 from formats import tff_hdf5
 
 from coalmine.simulation.tasks.tff_files import Hdf5Clients

@@ -12,17 +12,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from in_process import called
+from training import train
 
 from coalmine import Audit, RunDirectory
 from coalmine.storage.files import write_atomically
 from coalmine.storage.rounds_file import LENGTHS, TAG, RoundLog
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-sys.path.insert(0, str(Path(__file__).parents[1] / "audit"))
-sys.path.insert(0, str(Path(__file__).parents[1] / "cli"))
-from in_process import called
-from training import train
-
 from resumed import comparable, comparable_result
 
 SMALL = {"dim": 400, "canaries": 40, "rounds": 6, "noise_multiplier": 0.5}

@@ -1,15 +1,10 @@
 """Faulty aggregation functions fail, and the message names the fault."""
 
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
+from aggregators import DELTA, clip, multiplier, noised_mean, noised_sum, with_noise
 
 from coalmine.testing import assert_private
-
-sys.path.insert(0, str(Path(__file__).parent))
-from aggregators import DELTA, clip, multiplier, noised_mean, noised_sum, with_noise
 
 CLAIM = {"epsilon": 3.0, "delta": DELTA, "dim": 2_000}
 

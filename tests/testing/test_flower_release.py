@@ -3,13 +3,9 @@
 import logging
 import math
 import random
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "integrations"))
 from requires import require
 
 require("flwr")

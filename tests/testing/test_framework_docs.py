@@ -7,8 +7,6 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "integrations"))
 from requires import require
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "testing-frameworks.md"

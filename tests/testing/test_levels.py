@@ -1,10 +1,8 @@
 """The levels of a check add up to at most 1 %, and a gauge proves missing noise only below its stated level."""
 
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
+from aggregators import DELTA, clip, multiplier, noised_mean, noised_sum
 
 from coalmine import Claim
 from coalmine.audit.gauge import LEVEL as GAUGE_LEVEL
@@ -16,9 +14,6 @@ from coalmine.testing.call_plan import CERTAIN
 from coalmine.testing.mechanism_check import _plan
 from coalmine.testing.shaped_calls import LEVEL
 from coalmine.testing.tested_mechanism import checked_mechanism
-
-sys.path.insert(0, str(Path(__file__).parent))
-from aggregators import DELTA, clip, multiplier, noised_mean, noised_sum
 
 pytestmark = pytest.mark.full
 

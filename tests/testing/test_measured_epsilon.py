@@ -1,17 +1,12 @@
 """A check measures the epsilon of the mechanism for the claimed adjacency."""
 
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
+from aggregators import DELTA, multiplier, noised_sum
 from scipy.stats import binom
 
 from coalmine import mechanism_epsilon
 from coalmine.testing import check_private
-
-sys.path.insert(0, str(Path(__file__).parent))
-from aggregators import DELTA, multiplier, noised_sum
 
 
 @pytest.mark.full

@@ -1,22 +1,19 @@
 """The privacy unit test: the arguments of the function, its valid return values, and the result."""
 
 import json
-import sys
 import warnings
 from pathlib import Path
 
 import jsonschema
 import numpy as np
 import pytest
+from aggregators import DELTA, clip, multiplier, noised_mean, noised_sum, with_noise
 from scipy.stats import nct
 
 from coalmine import AuditResult, BandedNoise, TreeNoise
 from coalmine.storage.files import json_ready
 from coalmine.testing import PrivacyNote, assert_private, check_private
 from coalmine.testing.call_plan import ScoreTest, plan_calls
-
-sys.path.insert(0, str(Path(__file__).parent))
-from aggregators import DELTA, clip, multiplier, noised_mean, noised_sum, with_noise
 
 SEEDS_OF_NARROW_FAILURES = (2, 5)
 CLAIM = {"epsilon": 3.0, "delta": DELTA, "dim": 2_000}

@@ -1,12 +1,7 @@
 """An Opacus optimizer under test: its clip and noise, in every mode that clips per-example gradients."""
 
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "integrations"))
 from requires import require
 
 require("opacus")

@@ -3,13 +3,9 @@
 import json
 import subprocess
 import sys
-from pathlib import Path
-
-import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "integrations"))
 from importlib.util import find_spec
 
+import pytest
 from requires import require
 
 if find_spec("optax") is None:

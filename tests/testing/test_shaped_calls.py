@@ -1,17 +1,12 @@
 """Updates of special shapes, and single clients: faults that dense canaries cannot see."""
 
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
+from aggregators import DELTA, clip, multiplier, noised_sum
 from scipy.stats import kstest
 
 from coalmine.testing import check_private
 from coalmine.testing.shaped_calls import LEVEL, ShapedCall, judge_shaped, shaped_patterns
-
-sys.path.insert(0, str(Path(__file__).parent))
-from aggregators import DELTA, clip, multiplier, noised_sum
 
 DIM = 2_000
 CLAIM = {"epsilon": 3.0, "delta": DELTA, "dim": DIM}

@@ -1,7 +1,6 @@
 """The examples of docs/how-to/testing.md run, and the page of measurements has the markers of its study."""
 
 import re
-import sys
 from inspect import signature
 from pathlib import Path
 
@@ -12,7 +11,6 @@ from coalmine.testing import check_private
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "how-to" / "testing.md").read_text()
 MEASURED = (ROOT / "docs" / "evidence" / "mechanisms.md").read_text()
-sys.path.insert(0, str(ROOT))
 
 
 def test_the_first_example_passes():

@@ -16,7 +16,6 @@ from coalmine import compare_estimators
 ROOT = Path(__file__).parents[3]
 if not (ROOT / "studies" / "literature_calibration.py").exists():
     pytest.skip("the studies are in the repository, not in the package", allow_module_level=True)
-sys.path.insert(0, str(ROOT))
 study = importlib.import_module("studies.literature_calibration")
 packages = importlib.import_module("studies.literature_packages")
 GAUSSIAN_ONLY = ("Mahloujifar", "Xiang", "Nasr", "Agrawal")
