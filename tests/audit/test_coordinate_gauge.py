@@ -97,7 +97,7 @@ def test_honest_sums_are_chi_squared():
 @pytest.mark.parametrize(
     "settings",
     [
-        {"kind": "sphere", "unobserved": 60},
+        pytest.param({"kind": "sphere", "unobserved": 60}, marks=pytest.mark.full),
         {"momentum": 0.9, "unobserved": 300},
         {"layers": [("a", 300), ("b", 5), ("c", 1695)]},
         {"known": False},

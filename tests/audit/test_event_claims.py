@@ -17,6 +17,7 @@ SAMPLED = dp.SelfComposedDpEvent(dp.PoissonSampledDpEvent(0.1, GAUSSIAN), 40)
 FIXED = dp.SelfComposedDpEvent(dp.SampledWithoutReplacementDpEvent(600, 60, GAUSSIAN), 40)
 
 
+@pytest.mark.full
 def test_gaussian_steps_have_the_closed_forms_epsilon():
     """Adding one example moves a sum by one clip norm, replacing one by two: half the noise multiplier."""
     for relation, adjacency in ((ADD, "add or remove one"), (ZERO, "zero out one")):
@@ -65,7 +66,7 @@ def test_replace_one_epsilon_of_one_round_is_that_of_the_mixture():
     assert replace_one_epsilon(noise, Poisson(rate, 1), delta) == pytest.approx(exact, abs=2e-3)
 
 
-@pytest.mark.parametrize("noise", [1.0, None, 0.8])
+@pytest.mark.parametrize("noise", [1.0, *(pytest.param(noise, marks=pytest.mark.full) for noise in (None, 0.8))])
 def test_a_replace_one_claim_needs_the_noise_of_its_accountant(noise):
     """Whatever noise is stated, the claim under add or remove has the noise at which replace-one gives the claim."""
     claimed = Claim(6.40, sampling=Poisson(0.1, 40), noise_multiplier=noise, adjacency="replace one")
@@ -84,6 +85,7 @@ def test_batches_of_a_fixed_size_have_their_noise_over_two_clip_norms():
         claim_of_event(FIXED, DELTA, ADD)
 
 
+@pytest.mark.full
 def test_rounds_of_different_noise_are_one_claim_without_a_noise_multiplier():
     """ε of the whole list, which lies between those of its largest and its smallest noise."""
     parts = [dp.PoissonSampledDpEvent(0.1, dp.GaussianDpEvent(noise)) for noise in (1.0, 1.5, 1.0, 0.9)]

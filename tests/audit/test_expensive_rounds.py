@@ -52,6 +52,7 @@ def test_a_small_model_is_measured_in_full_in_all_first_rounds_and_at_least_in_e
     assert len(chosen) == 20 + 20 + 28 + 80
 
 
+@pytest.mark.full
 def test_each_round_of_a_stretch_is_drawn_equally_often():
     """80 rounds make eight stretches of ten. Over 2,000 keys a round is drawn 200 times, with a standard deviation of 13."""
     counts = np.zeros(81)
@@ -80,6 +81,7 @@ def test_the_draw_depends_on_the_key_and_survives_a_restart(tmp_path):
     assert 20 < len(whole) < 30
 
 
+@pytest.mark.full
 def test_noise_on_a_grid_after_the_first_twenty_rounds_is_seen():
     """Four stretches of two rounds lie between rounds 21 and 29, so at least four of these are measured."""
     dim, rounds = 1000, 29

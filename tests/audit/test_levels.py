@@ -105,6 +105,7 @@ def test_no_scheme_has_more_tests_than_the_ledger_says(scheme):
     assert all(test.level == sampler_tests.LEVEL for test in by_chance)
 
 
+@pytest.mark.full
 def test_an_honest_gauge_proves_missing_noise_no_more_often_than_its_share():
     """Monte Carlo at a level of one half: 300 honest audits, four standard errors."""
     runs, level, low = 300, 0.5, Counter()

@@ -12,7 +12,7 @@ def verdict(audit, claim):
     return audit.result(claim=claim).verdict
 
 
-@pytest.mark.parametrize("presentations", [1, 4])
+@pytest.mark.parametrize("presentations", [1, pytest.param(4, marks=pytest.mark.full)])
 def test_an_honest_run_passes_a_true_claim(presentations):
     """40 runs: at most 1 % of them may give a VIOLATION, so three have probability 0.8 %."""
     claim = mechanism_epsilon(1.0, delta=1e-6, participations=presentations)

@@ -297,7 +297,7 @@ def test_a_committed_accountants_claim_is_accepted(tmp_path):
     [
         ({"epsilon": 1.0}, "epsilon"),
         ({"noise_multiplier": 0.9}, "noise_multiplier"),
-        ({"sampling": FixedSize(23, 2300, ROUNDS)}, "sampling"),
+        pytest.param({"sampling": FixedSize(23, 2300, ROUNDS)}, "sampling", marks=pytest.mark.full),
         ({"sampling": Poisson(0.1, ROUNDS)}, "sampling"),
         ({"sampling": None, "noise_multiplier": None, "sampler_observed": False}, "sampling"),
     ],

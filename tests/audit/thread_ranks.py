@@ -15,11 +15,11 @@ class ThreadReduce:
 
     def __call__(self, numbers: np.ndarray) -> np.ndarray:
         self._shared.slots[self.rank] = numbers.copy()
-        self._shared.barrier.wait(timeout=60)
+        self._shared.barrier.wait(timeout=600)
         sizes = {len(slot) for slot in self._shared.slots}
         assert len(sizes) == 1, f"ranks must sum equally many numbers, got {sizes}"
         total = np.sum(self._shared.slots, axis=0)
-        self._shared.barrier.wait(timeout=60)
+        self._shared.barrier.wait(timeout=600)
         return total
 
 

@@ -3,6 +3,8 @@
 import csv
 import io
 import json
+import shutil
+from pathlib import Path
 
 import pytest
 from runs import make_run
@@ -18,12 +20,17 @@ def compared(capsys, *arguments):
     return capsys.readouterr()
 
 
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    home = tmp_path_factory.mktemp("made")
+    make_run(home / "groups", canaries=121, presentations=(1, 2, 4), more={"presentations": 1})
+    make_run(home / "alike", more={"presentations": 1})
+    return home
+
+
 @pytest.fixture
-def runs(tmp_path):
-    return [
-        make_run(tmp_path / "groups", canaries=121, presentations=(1, 2, 4), more={"presentations": 1}),
-        make_run(tmp_path / "alike", more={"presentations": 1}),
-    ]
+def runs(made, tmp_path):
+    return [Path(shutil.copytree(made / name, tmp_path / name)) for name in ("groups", "alike")]
 
 
 def test_groups_with_different_presentations_are_listed(runs, capsys):

@@ -113,6 +113,7 @@ def test_random_allocation_is_the_epsilon_of_its_dominating_pair(noise, rounds):
     assert mean > delta + 4 * error
 
 
+@pytest.mark.full
 def test_at_low_noise_random_allocation_saves_the_log_of_the_rounds():
     """Section 5's footnote: at low noise, knowing the round is worth log T."""
     delta = 341_000**-1.1
@@ -274,6 +275,7 @@ def test_noise_inverts_epsilon(epsilon, sampling, delta):
     assert found == pytest.approx(epsilon, rel=1.1e-3 if isinstance(sampling, RandomAllocation) else 1.1e-4)
 
 
+@pytest.mark.full
 def test_noise_is_right_at_the_limits():
     assert amplified_noise(math.inf, Poisson(0.1, 10), 1e-5) == 0
     assert amplified_noise(3.0, Shuffled(100, 2), 1e-5) == mechanism_noise(3.0, delta=1e-5, participations=2)

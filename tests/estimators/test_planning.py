@@ -137,10 +137,10 @@ def sampling_leg(canaries, claim, sampling, noise):
 @pytest.mark.parametrize(
     ("sampling", "noise", "dim"),
     [
-        (Poisson(0.1, rounds=40), 1.0, 1_000),
-        (Poisson(0.05, rounds=40), 1.0, 5_000),
+        pytest.param(Poisson(0.1, rounds=40), 1.0, 1_000, marks=pytest.mark.full),
+        pytest.param(Poisson(0.05, rounds=40), 1.0, 5_000, marks=pytest.mark.full),
         (Poisson(0.3, rounds=5), 2.0, 50_000),
-        (FixedSize(50, 500, rounds=10), 1.0, 2_000),
+        pytest.param(FixedSize(50, 500, rounds=10), 1.0, 2_000, marks=pytest.mark.full),
         (Shuffled(10), 1.5, 2_000),
     ],
 )
@@ -176,6 +176,7 @@ def test_a_plan_for_a_looser_claim_counts_on_the_noise_that_the_claim_needs():
     assert sampled._sampler_power(Verdict(outcome=UNDERPOWERED), reading).outcome == "PASS"
 
 
+@pytest.mark.full
 def test_planned_canaries_decide_real_audits():
     """Twelve honest runs, each with a sampler that picks every client and canary by a coin of its own."""
     sampling, dim, noise = Poisson(0.1, rounds=40), 1_500, 1.0

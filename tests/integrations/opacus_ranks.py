@@ -133,7 +133,7 @@ def train(
     observe=True,
     physical=None,
     die=None,
-    timeout=50,
+    timeout=150,
     **settings,
 ):
     """The findings of rank 0. `die` is the rank that kills itself, and its round; `by_hand` makes the audit here.

@@ -33,7 +33,7 @@ def sums(rank, size):
     members = [0, 2]
     group = distributed.new_group(members)
     if rank in members:
-        own = reduce_over(group, timeout=20)
+        own = reduce_over(group, timeout=120)
         found["pair"] = [own.rank, own.size, *own(np.array([1.0 + rank]))]
     else:
         found["outside"] = message_of(lambda: reduce_over(group))
@@ -51,17 +51,16 @@ def message_of(call):
 
 
 def lose(timeout):
-    """Sum until another rank is lost, and return the error and its time."""
+    """Sum until another rank is lost, and return the error."""
     reduce = reduce_over(timeout=timeout)
     reduce(np.ones(1))
     print("summing", flush=True)
     while True:
         time.sleep(0.01)
-        began = time.monotonic()
         try:
             reduce(np.ones(100))
         except ConnectionError as error:
-            return {"error": str(error), "seconds": time.monotonic() - began}
+            return {"error": str(error)}
 
 
 if __name__ == "__main__":

@@ -128,7 +128,7 @@ def test_clients_without_a_clip_are_a_violation():
     assert finish_as_stated(strategy).verdict.outcome == "VIOLATION"
 
 
-@pytest.mark.parametrize("side", ["server", "client"])
+@pytest.mark.parametrize("side", ["server", pytest.param("client", marks=pytest.mark.full)])
 @pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (2, 3))])
 def test_known_round_covers_the_truth(side, seed):
     """z = 1, five rounds, 400 canaries; studies/flower_coverage.py runs 20 seeds of each side.

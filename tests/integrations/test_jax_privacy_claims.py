@@ -79,6 +79,7 @@ def test_a_number_is_the_accountants_epsilon_of_the_steps_that_ran():
     assert (small.verdict.outcome, small.verdict.code) == ("VIOLATION", "accounting")
 
 
+@pytest.mark.full
 def test_a_replace_one_claim_is_the_headline_and_needs_the_noise_of_its_accountant():
     result = run(gaussian(neighboring_relation=REPLACE))
     assert (round(result.claim.epsilon, 2), result.claim.adjacency) == (6.40, "replace one")
@@ -90,6 +91,7 @@ def test_a_replace_one_claim_is_the_headline_and_needs_the_noise_of_its_accounta
     assert run(gaussian(neighboring_relation=REPLACE, stddev=0.8, dp_event=EVENT)).verdict.outcome == "VIOLATION"
 
 
+@pytest.mark.full
 def test_batches_of_a_fixed_size_are_judged_by_their_own_event_or_not_at_all():
     """Their noise multiplier is over two clip norms. Noise of one clip norm is half of what the accountant counts."""
     result = run(gaussian(dp_event=FIXED, neighboring_relation=REPLACE), picks(60))
@@ -103,6 +105,7 @@ def test_batches_of_a_fixed_size_are_judged_by_their_own_event_or_not_at_all():
     assert "the accountant's epsilon has no verdict" in str(unread)
 
 
+@pytest.mark.full
 def test_a_schedule_of_noise_passes_on_the_epsilon_of_its_list():
     """Twenty steps at 1.5 and twenty at 0.9: each is recorded with its own noise."""
 

@@ -16,6 +16,7 @@ from jax_training import EXAMPLES, PARAMS, POISSON, RATE, canaries_in_step, gaus
 
 pytestmark = pytest.mark.filterwarnings("ignore:optax.global_norm is deprecated:DeprecationWarning")
 FEW = 12
+TWICE_AS_LONG = r"canaries are (1\.9|2\.?[0-2]?)\d* clip norms long"
 FEW_STEPS = batch_selection.CyclicPoissonSampling(sampling_prob=RATE, iterations=FEW)
 
 
@@ -61,20 +62,30 @@ def lost_later(privatizer):
 @pytest.mark.parametrize(
     ("options", "detail"),
     [
-        (
-            {"rows_of_canaries": lambda p: np.repeat(p.canaries_in_step, 2)},
-            r"canaries are (1\.9|2\.?[0-2]?)\d* clip norms long",
+        pytest.param({"rows_of_canaries": lost_later}, r"input holds \d\d?% of the canaries", id="lost after step 5"),
+        *(
+            pytest.param(options, detail, id=name, marks=pytest.mark.full)
+            for name, options, detail in (
+                ("two rows each", {"rows_of_canaries": lambda p: np.repeat(p.canaries_in_step, 2)}, TWICE_AS_LONG),
+                (
+                    "every other one",
+                    {"rows_of_canaries": lambda p: p.canaries_in_step[::2]},
+                    r"input holds [3-6]\d% of the canaries",
+                ),
+                (
+                    "another canary's",
+                    {"rows_of_canaries": lambda p: (p.canaries_in_step + 1) % 300},
+                    "input holds [0-9]% of the canaries",
+                ),
+                (
+                    "weight 0",
+                    {"wrap": lambda function: lambda *args: jnp.where(args[-1] < 0, 1.0, 0.0).sum() * function(*args)},
+                    "input holds [0-9]% of the canaries",
+                ),
+                ("another clip", {"clip_norm": 0.5}, TWICE_AS_LONG),
+            )
         ),
-        ({"rows_of_canaries": lambda p: p.canaries_in_step[::2]}, r"input holds [3-6]\d% of the canaries"),
-        ({"rows_of_canaries": lambda p: (p.canaries_in_step + 1) % 300}, "input holds [0-9]% of the canaries"),
-        ({"rows_of_canaries": lost_later}, r"input holds \d\d?% of the canaries"),
-        (
-            {"wrap": lambda function: lambda *args: jnp.where(args[-1] < 0, 1.0, 0.0).sum() * function(*args)},
-            "input holds [0-9]% of the canaries",
-        ),
-        ({"clip_norm": 0.5}, r"canaries are (1\.9|2\.?[0-2]?)\d* clip norms long"),
     ],
-    ids=["two rows each", "every other one", "another canary's", "lost after step 5", "weight 0", "another clip"],
 )
 def test_canaries_that_are_not_in_the_input_as_expected_fail_the_clip(options, detail):
     result = short_run(**options)
@@ -111,6 +122,7 @@ def test_groups_of_several_rows_are_refused():
         jax.jit(group)(params, *batch)
 
 
+@pytest.mark.full
 def test_a_row_without_a_batch_axis_is_a_row():
     privatizer = gaussian(through_clip=True, canaries=300)
     single = jax_privacy.clipped_grad(
@@ -130,7 +142,7 @@ def test_a_privatizer_called_twice_in_a_step_is_refused():
         privatizer.next_step(state, [2])
 
 
-@pytest.mark.parametrize("through_clip", [False, True])
+@pytest.mark.parametrize("through_clip", [pytest.param(False, marks=pytest.mark.full), True])
 def test_the_sum_of_the_examples_is_that_without_an_audit(through_clip):
     """The release is the plain privatizer's, less the canaries: same noise, and the same sum to rounding."""
     params, rng = jax.tree.map(jnp.asarray, PARAMS), np.random.default_rng(0)
@@ -158,7 +170,7 @@ def test_the_sum_of_the_examples_is_that_without_an_audit(through_clip):
         np.testing.assert_allclose(noised["b"][0] + canaries["b/0"], expected["b"][0], atol=2e-5)
 
 
-@pytest.mark.parametrize("batches", ["fresh", "the same"])
+@pytest.mark.parametrize("batches", ["fresh", pytest.param("the same", marks=pytest.mark.full)])
 def test_noise_that_comes_again_after_a_restart_bars_a_pass(tmp_path, batches):
     """Steps 4 to 6 are released twice with the key of the checkpoint. The same release again tells nothing new."""
     params, rng = jax.tree.map(jnp.asarray, PARAMS), np.random.default_rng(3)

@@ -107,7 +107,10 @@ def test_a_gauge_detects_half_the_noise_where_others_hide_it():
     assert next(gauge for gauge in result.gauges if gauge.name == "difference").status == "low"
 
 
-@pytest.mark.parametrize("other", [{"mode": "ghost"}, {"physical": 32}, {"physical": 32, "mode": "ghost"}])
+@pytest.mark.parametrize(
+    "other",
+    [{"mode": "ghost"}, {"physical": 32}, pytest.param({"physical": 32, "mode": "ghost"}, marks=pytest.mark.full)],
+)
 def test_modes_and_physical_batches_give_the_same_cosines(other):
     """Each logical batch gets noise once, after the canaries: the same seed gives the same cosines for every mode."""
     settings = {"steps": 6, "examples": 200, "batch": 100, "sampling_probability": 0.5, "canaries": 100}
@@ -211,7 +214,7 @@ def test_batches_without_an_audited_step_are_no_pass():
     assert "took no audited step for them" in left_out.verdict.reason
 
 
-@pytest.mark.parametrize("leave", ["break", "zip"])
+@pytest.mark.parametrize("leave", ["break", pytest.param("zip", marks=pytest.mark.full)])
 def test_a_loop_that_leaves_each_epoch_early_can_pass(leave):
     """It fetches one batch too many in each epoch, and takes no step for it."""
     model, optimizer, loss, loader, _ = make(examples=400, batch=40)

@@ -102,7 +102,7 @@ def largest_difference(plain, with_audit, audit, divisor):
         {"mode": "ghost", "physical": 16},
         {"poisson": False},
         {"clipping": "adaptive"},
-        {"through_clip": False, "noise_multiplier": 0.0},
+        pytest.param({"through_clip": False, "noise_multiplier": 0.0}, marks=pytest.mark.full),
     ],
     ids=str,
 )

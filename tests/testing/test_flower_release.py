@@ -45,7 +45,9 @@ def fedavg(**settings):
     return FedAvg(fraction_evaluate=0.0, **settings)
 
 
-@pytest.mark.parametrize(("wrapper", "mods"), [(SERVER, ()), (CLIENT, [fixedclipping_mod])])
+@pytest.mark.parametrize(
+    ("wrapper", "mods"), [(SERVER, ()), pytest.param(CLIENT, [fixedclipping_mod], marks=pytest.mark.full)]
+)
 def test_an_honest_wrapper_passes_and_half_its_noise_fails(wrapper, mods):
     strategy = wrapper(fedavg(), NOISE, 1.0, CLIENTS)
     assert_private(strategy_release(strategy, mods=mods), **CHECK)
@@ -96,6 +98,7 @@ def test_adaptive_wrappers_add_noise_for_the_norm_after_the_round(wrapper, mods)
         assert_private(strategy_release(strategy, mods=mods), **CHECK)
 
 
+@pytest.mark.full
 def test_local_privacy_is_tested_with_one_client():
     """LocalDpMod's formula gives more noise than ε = 3 needs; at half the sensitivity it gives too little."""
     strategy = fedavg(min_train_nodes=1, min_available_nodes=1)

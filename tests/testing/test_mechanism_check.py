@@ -174,6 +174,7 @@ def noise_of_a_plain_mean(seed):
     return release
 
 
+@pytest.mark.full
 def test_the_client_with_the_largest_weight_is_tested():
     weights = [4.0] * 5 + [1.0] * 45
     settings = {"weights": weights, "clients": 50}

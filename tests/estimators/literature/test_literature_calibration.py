@@ -60,6 +60,7 @@ def test_valid_bounds_hold_under_their_assumptions(results, mechanism):
             assert cell["rows"][name]["above"] <= allowed, name
 
 
+@pytest.mark.full
 def test_bounds_that_assume_gaussian_noise_fail_on_laplace_noise(results):
     names = (
         "Xiang 2025",
@@ -98,6 +99,7 @@ def test_methods_without_their_stated_coverage_are_bold(results):
     assert study.shown_rate(cell, "b", "valid bound") == "6.0 %"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("cell", "method", "rate", "found"),
     [
