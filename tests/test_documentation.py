@@ -191,7 +191,7 @@ def browser():
 
 def wait(browser, script):
     """The value of the script as soon as there is one: pages change after a click and while the search runs."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 400
     while time.monotonic() < deadline:
         try:
             if value := browser.evaluate(script):
@@ -200,7 +200,7 @@ def wait(browser, script):
             if "navigated" not in str(error):  # the page that was asked has just been left
                 raise
         time.sleep(0.05)
-    raise AssertionError(f"no value after 60 seconds: {script}")
+    raise AssertionError(f"no value after 400 seconds: {script}")
 
 
 def path_of(address):

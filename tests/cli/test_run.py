@@ -55,6 +55,31 @@ def started(*arguments: object) -> subprocess.Popen[bytes]:
     return subprocess.Popen(command(*arguments), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=ENVIRONMENT)
 
 
+KILLED = """
+import os, runpy, signal, sys
+
+metrics, rounds, write = sys.argv[1], int(sys.argv[2]), os.pwrite
+
+def killed_after(*arguments):
+    done = write(*arguments)
+    if os.path.exists(metrics):
+        with open(metrics, "rb") as lines:
+            if lines.read().count(b"\\n") >= rounds:
+                os.kill(os.getpid(), signal.SIGKILL)
+    return done
+
+os.pwrite = killed_after
+sys.argv = ["coalmine", *sys.argv[3:]]
+runpy.run_module("coalmine", run_name="__main__")
+"""
+
+
+def killed_after(rounds: int, folder: Path, *arguments: object) -> int:
+    """The exit code of a command that is killed as soon as so many rounds are on disk, however fast the machine is."""
+    program = [sys.executable, "-c", KILLED, str(folder / "metrics.jsonl"), str(rounds)]
+    return subprocess.run([*program, *pageless(*arguments)], stdout=subprocess.DEVNULL, env=ENVIRONMENT).returncode
+
+
 def failed_with(done: subprocess.CompletedProcess[str], *words: str) -> None:
     """One line on stderr, exit code 2, nothing on stdout."""
     assert done.returncode == 2, done.stderr
@@ -154,12 +179,8 @@ def test_resume_after_kill_gives_identical_results(finished, tmp_path):
     """Killed during training, as soon as this many rounds are on disk."""
     for wanted in (2, 17):
         folder = tmp_path / str(wanted)
-        process = started("run", "--config", finished.parent / "short.toml", *SHORT, "--out", folder)
-        metrics = folder / "metrics.jsonl"
-        while process.poll() is None and (not metrics.exists() or metrics.read_bytes().count(b"\n") < wanted):
-            time.sleep(0.001)
-        process.send_signal(signal.SIGKILL)
-        assert process.wait() == -signal.SIGKILL
+        arguments = ("run", "--config", finished.parent / "short.toml", *SHORT, "--out", folder)
+        assert killed_after(wanted, folder, *arguments) == -signal.SIGKILL
         assert not (folder / "result.json").exists()
         done = in_a_process("resume", folder)
         assert done.returncode == 0, done.stderr

@@ -31,7 +31,7 @@ with Audit({dim}, **settings) as audit:
         release = audit.updates(present, 1.0) + noise * rng.normal(size={dim})
         audit.observe_round(number, release, present=present, others=np.zeros({dim}), clip_norm=1.0)
         time.sleep(pause)
-        waits = 6_000 if pause and number == rounds - 1 else 0
+        waits = 8_000 if pause and number == rounds - 1 else 0
         while waits and not seen.exists():
             time.sleep(0.05)
             waits -= 1
@@ -51,7 +51,7 @@ def watch(*arguments):
 
 
 def wait_for(path):
-    for _ in range(600):
+    for _ in range(4_000):
         if path.exists():
             return
         time.sleep(0.1)
@@ -61,7 +61,7 @@ def wait_for(path):
 @pytest.fixture(scope="module")
 def honest(tmp_path_factory):
     home = tmp_path_factory.mktemp("honest") / "run"
-    assert trainer(home, noise=1.0).wait(120) == 0
+    assert trainer(home, noise=1.0).wait(400) == 0
     return home
 
 
@@ -69,7 +69,7 @@ def honest(tmp_path_factory):
 def broken(tmp_path_factory):
     """A run that stopped in the middle and left no result."""
     home = tmp_path_factory.mktemp("broken") / "run"
-    assert trainer(home, noise=0.5, rounds=10).wait(120) == 0
+    assert trainer(home, noise=0.5, rounds=10).wait(400) == 0
     (home / "result.json").unlink()
     return home
 
@@ -173,13 +173,13 @@ def test_a_browser_shows_the_live_run(tmp_path):
         assert "The run is in progress" in first
         assert browser.evaluate("document.querySelector('#alarm').getBoundingClientRect().top") < 200  # on top
         (tmp_path / "seen").touch()
-        deadline = time.monotonic() + 90
+        deadline = time.monotonic() + 400
         while "in progress" in last and time.monotonic() < deadline:  # the page reloads itself
             time.sleep(0.2)
             last = alarm_text(browser) or last
         assert "No alarm after round 40" in last
         assert browser.complaints == []
-        assert (process.wait(60), watching.wait(60)) == (0, 0)
+        assert (process.wait(400), watching.wait(400)) == (0, 0)
         assert 'http-equiv="refresh"' not in page.read_text()  # the final page does not reload
     finally:
         for running in (process, watching):
