@@ -2,10 +2,11 @@
 PYTHON ?= python3
 EXTRAS ?= simulation,report,parquet
 BIN := .venv/bin
-PYTEST := $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
+TESTS := -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
+PYTEST := $(BIN)/python $(TESTS)
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: run test test-full test-all check docs docs-serve bench fuzz studies lowest newest clean wheel dist
+.PHONY: run test test-full test-all coverage check docs docs-serve bench fuzz studies lowest newest clean wheel dist
 .DELETE_ON_ERROR:
 
 run: .venv/core.done
@@ -21,6 +22,13 @@ test-full: .venv/dev.done wheel
 
 test-all: .venv/dev.done wheel
 	$(PYTEST) -m "not slow"
+
+# The lines and branches of the package that `test` and `test-full` cover together.
+coverage: .venv/dev.done wheel
+	rm -rf build/coverage && mkdir -p build/coverage
+	-$(BIN)/python -m coverage run $(TESTS) -m "not slow"
+	$(BIN)/python -m coverage combine --quiet
+	$(BIN)/python -m coverage report
 
 check: .venv/dev.done docs
 	$(BIN)/ruff format --check .

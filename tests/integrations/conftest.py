@@ -1,3 +1,7 @@
+import logging
+
+import pytest
+
 # Test helpers that import optional frameworks; pytest collects doctests from every other module.
 collect_ignore = [
     "flower_processes.py",
@@ -11,3 +15,10 @@ collect_ignore = [
     "torch_ranks.py",
     "secagg_app.py",
 ]
+
+
+@pytest.fixture
+def quiet_flower(caplog):
+    """Keep errors of Flower, which logs every round, and warnings of coalmine."""
+    caplog.set_level(logging.ERROR, logger="flwr")
+    caplog.set_level(logging.WARNING, logger="flwr.coalmine")

@@ -54,11 +54,7 @@ from coalmine.integrations.flower.arrays import Layout  # noqa: E402
 from coalmine.integrations.flower.canary_clients import ASSIGNED  # noqa: E402
 from coalmine.integrations.flower.strategy import NO_CANARY  # noqa: E402
 
-
-@pytest.fixture(autouse=True)
-def _quiet(caplog):
-    caplog.set_level(logging.ERROR, logger="flwr")
-    caplog.set_level(logging.WARNING, logger="flwr.coalmine")
+pytestmark = pytest.mark.usefixtures("quiet_flower")
 
 
 def by_replacing(wrapper=server_side):

@@ -1,7 +1,5 @@
 """An audit never harms the training: real clients count as without it, or it stops at once and says why."""
 
-import logging
-
 import numpy as np
 import pytest
 from requires import require
@@ -46,7 +44,7 @@ from hostile_clients import CLIENT, HostileGrid, each  # noqa: E402
 from coalmine.integrations.flower import Announcement, Observer, audited, canary_mod  # noqa: E402
 from coalmine.integrations.flower.arrays import Layout  # noqa: E402
 
-pytestmark = pytest.mark.full
+pytestmark = [pytest.mark.full, pytest.mark.usefixtures("quiet_flower")]
 
 COUNT = REAL + CANARIES
 STRATEGIES = {
@@ -68,12 +66,6 @@ WRAPPERS = {
     ),
 }
 MODS = {"client": [fixedclipping_mod], "client, adaptive": [adaptiveclipping_mod]}
-
-
-@pytest.fixture(autouse=True)
-def _quiet(caplog):
-    caplog.set_level(logging.ERROR, logger="flwr")
-    caplog.set_level(logging.WARNING, logger="flwr.coalmine")
 
 
 def in_precision(app, precision):

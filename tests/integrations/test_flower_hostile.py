@@ -55,10 +55,7 @@ from coalmine.integrations.flower import audited, canary_mod  # noqa: E402
 COUNT = REAL + MANY
 
 
-@pytest.fixture(autouse=True)
-def _quiet(caplog):
-    caplog.set_level(logging.ERROR, logger="flwr")
-    caplog.set_level(logging.WARNING, logger="flwr.coalmine")
+pytestmark = pytest.mark.usefixtures("quiet_flower")
 
 
 def attacked(

@@ -1,6 +1,5 @@
 """Setting up an audit in Flower: run directories, seed files, several canaries on one node, and kinds of models."""
 
-import logging
 import subprocess
 import sys
 
@@ -33,11 +32,7 @@ from coalmine.integrations.flower.canary_clients import parse_canaries  # noqa: 
 from coalmine.storage.rounds_file import RoundLog  # noqa: E402
 from coalmine.storage.seed_file import read_seed  # noqa: E402
 
-
-@pytest.fixture(autouse=True)
-def _quiet(caplog):
-    caplog.set_level(logging.ERROR, logger="flwr")
-    caplog.set_level(logging.WARNING, logger="flwr.coalmine")
+pytestmark = pytest.mark.usefixtures("quiet_flower")
 
 
 # Run directories

@@ -142,7 +142,8 @@ def test_a_privatizer_called_twice_in_a_step_is_refused():
         privatizer.next_step(state, [2])
 
 
-@pytest.mark.parametrize("through_clip", [pytest.param(False, marks=pytest.mark.full), True])
+@pytest.mark.full
+@pytest.mark.parametrize("through_clip", [False, True])
 def test_the_sum_of_the_examples_is_that_without_an_audit(through_clip):
     """The release is the plain privatizer's, less the canaries: same noise, and the same sum to rounding."""
     params, rng = jax.tree.map(jnp.asarray, PARAMS), np.random.default_rng(0)

@@ -149,6 +149,7 @@ def test_an_example_twice_in_a_batch_counts_twice():
     np.testing.assert_allclose(twice, 2 * once, atol=1e-7)
 
 
+@pytest.mark.full
 def test_the_privatizer_works_in_a_chain_and_with_donated_state():
     privatizer, params = gaussian(), jax.tree.map(jnp.asarray, PARAMS)
     chain = optax.chain(privatizer, optax.sgd(0.1))
@@ -180,6 +181,7 @@ def test_a_given_audit_can_be_used():
         gaussian(audit=banded, **none)
 
 
+@pytest.mark.full
 def test_a_sampling_probability_can_replace_batches():
     claim = Claim.mechanism(float(mechanism_epsilon(1.0, delta=1e-5, participations=12)), participations=12)
     privatizer = gaussian(num_examples=None, sampling_probability=0.2, dp_event=None, canaries=300, claim=claim)
