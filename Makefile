@@ -12,7 +12,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constr
 run: .venv/core.done
 	$(BIN)/coalmine run
 
-# Something of every package and integration, in some eight minutes on two cores.
+# Something of every package and integration, in some five minutes on two cores.
 test: .venv/dev.done
 	$(PYTEST) -m "not full and not slow"
 
