@@ -1,6 +1,6 @@
 """Claims as people make them: honest ones must not be refuted, and no fault may hide behind a claim.
 
-    python -m studies.claims                       every row, about two hours on one core
+    python -m studies.claims                       every row, about 80 minutes on one core
     python -m studies.claims --seeds 5             at most five seeds in each row
     python -m studies.claims --only 'schedule'     only the rows whose name matches this regular expression
     python -m studies.claims --write-docs          write the tables of docs/evidence/claims.md from finished runs
@@ -12,7 +12,6 @@ A finished run is one line of studies/out/claims.jsonl and is not run again; `--
 a change of the audit. The study fails if a row misses one of its bars.
 """
 
-import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -47,11 +46,10 @@ from studies.pipelines import Draw, Noise, Pipeline
 from studies.results import (
     EVERY,
     Record,
-    command_line,
+    main_of,
     markdown_table,
     read_records,
     run_batches,
-    write_tables,
 )
 
 ROOT = Path(__file__).parents[1]
@@ -353,18 +351,7 @@ def _bars(row: Row, records: Sequence[Record]) -> str:
 
 def main() -> int:
     """Command line."""
-    options = command_line(__doc__, DOCS, jobs=2)
-    if options.write_docs:
-        write_tables(DOCS, tables())
-        return 0
-    if options.fresh:
-        RESULTS.unlink(missing_ok=True)
-    names = [name for name in rows() if re.search(options.only, name)]
-    run(names, options.seeds, options.jobs)
-    print("\n\n".join(tables().values()))
-    bad = failures(names, options.seeds)
-    print("\n".join(bad) if bad else "every bar met")
-    return bool(bad)
+    return main_of(__doc__, results=RESULTS, page=DOCS, rows=rows(), run=run, tables=tables, failures=failures)
 
 
 if __name__ == "__main__":

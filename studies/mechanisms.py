@@ -1,6 +1,6 @@
 """Error rates of the privacy unit test: correct aggregators must pass it, faulty ones must fail.
 
-    python -m studies.mechanisms                  every row, 50 minutes on one core
+    python -m studies.mechanisms                  every row, about 45 minutes on one core
     python -m studies.mechanisms --seeds 5        at most five seeds in each row
     python -m studies.mechanisms --only 'clip'    only the rows whose name matches this regular expression
     python -m studies.mechanisms --write-docs     write the tables of docs/evidence/mechanisms.md from finished runs
@@ -11,7 +11,6 @@ in fewer than 99.5 % of the runs of a row, or if a faulty one fails in fewer tha
 detected. It also fails if the median check of a plain row takes 2 seconds.
 """
 
-import re
 import statistics
 import sys
 import time
@@ -25,7 +24,7 @@ import numpy as np
 
 from coalmine import AuditResult, BandedNoise, TreeNoise, mechanism_noise
 from coalmine.testing import check_private
-from studies.results import Record, command_line, markdown_table, read_records, run_batches, write_tables
+from studies.results import Record, main_of, markdown_table, read_records, run_batches
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "studies" / "out" / "mechanisms.jsonl"
@@ -643,18 +642,15 @@ def _seen_by(found: list[Record]) -> str:
 
 def main() -> int:
     """Command line."""
-    options = command_line(__doc__, DOCS, jobs=1)
-    if options.write_docs:
-        write_tables(DOCS, tables())
-        return 0
-    if options.fresh:
-        RESULTS.unlink(missing_ok=True)
-    names = [name for name in rows() if re.search(options.only, name)]
-    run(names, options.seeds, options.jobs)
-    print("\n\n".join(tables().values()))
-    bad = failures(names)
-    print("\n".join(bad) if bad else "every bar met")
-    return bool(bad)
+    return main_of(
+        __doc__,
+        results=RESULTS,
+        page=DOCS,
+        rows=rows(),
+        run=run,
+        tables=tables,
+        failures=lambda names, limit: failures(names),
+    )
 
 
 if __name__ == "__main__":

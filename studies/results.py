@@ -3,6 +3,7 @@
 import argparse
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Container, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -71,8 +72,33 @@ def write_tables(page: Path, tables: dict[str, str]) -> None:
     page.write_text(text)
 
 
-def command_line(doc: str | None, page: Path, jobs: int) -> argparse.Namespace:
-    """The options of a study whose rows have names and seeds."""
+def main_of(
+    doc: str | None,
+    *,
+    results: Path,
+    page: Path,
+    rows: Iterable[str],
+    run: Callable[[list[str], int, int], None],
+    tables: Callable[[], dict[str, str]],
+    failures: Callable[[list[str], int], list[str]],
+    jobs: int = 2,
+) -> int:
+    """The command of a study whose rows have names and seeds; the exit code says whether a bar was missed."""
+    options = _options(doc, page, jobs)
+    if options.write_docs:
+        write_tables(page, tables())
+        return 0
+    if options.fresh:
+        results.unlink(missing_ok=True)
+    names = [name for name in rows if re.search(options.only, name)]
+    run(names, options.seeds, options.jobs)
+    print("\n\n".join(tables().values()))
+    bad = failures(names, options.seeds)
+    print("\n".join(bad) if bad else "every bar met")
+    return int(bool(bad))
+
+
+def _options(doc: str | None, page: Path, jobs: int) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=EVERY, help="Largest number of seeds in each row.")
     parser.add_argument("--only", default="", help="Run only the rows whose name matches this regular expression.")

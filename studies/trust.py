@@ -12,7 +12,6 @@ the audit. The study fails if a broken pipeline ever passes, if honest pipelines
 5 % less noise.
 """
 
-import re
 import sys
 import zlib
 from collections import Counter
@@ -31,12 +30,11 @@ from studies.pipelines import Noise, Pipeline, bfloat16, discrete_gaussian, fixe
 from studies.results import (
     EVERY,
     Record,
-    command_line,
+    main_of,
     markdown_table,
     most_errors,
     read_records,
     run_batches,
-    write_tables,
 )
 
 ROOT = Path(__file__).parents[1]
@@ -428,19 +426,7 @@ def _power_table() -> str:
 
 def main() -> int:
     """Command line."""
-    options = command_line(__doc__, DOCS, jobs=2)
-    if options.write_docs:
-        write_tables(DOCS, tables())
-        return 0
-    if options.fresh:
-        RESULTS.unlink(missing_ok=True)
-    names = [name for name in rows() if re.search(options.only, name)]
-    run(names, options.seeds, options.jobs)
-    print("PASS / VIOLATION / UNDERPOWERED")
-    print("\n\n".join(tables().values()))
-    bad = failures(names, options.seeds)
-    print("\n".join(bad) if bad else "every bar met")
-    return bool(bad)
+    return main_of(__doc__, results=RESULTS, page=DOCS, rows=rows(), run=run, tables=tables, failures=failures)
 
 
 if __name__ == "__main__":
