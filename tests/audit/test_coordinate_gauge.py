@@ -1,7 +1,9 @@
 """Gauges that follow each coordinate over the rounds: honest runs, weak coordinates, restarts, and what the log has."""
 
 import math
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,6 +16,9 @@ from coalmine.audit.coordinate_sums import CoordinateSums, Reading
 from coalmine.audit.gauge_reader import read_gauges
 from coalmine.audit.verification import verify_run
 from coalmine.audit.views import Look
+
+sys.path.insert(0, str(Path(__file__).parent))
+from weak_coordinates import power
 
 SEED = b"a seed that is long enough"
 NAMES = ("coordinates", "weak coordinates")
@@ -47,19 +52,6 @@ def weak(dim, count, std, *, seed=0):
     stds = np.ones(dim)
     stds[np.random.default_rng([seed, 5]).permutation(dim)[:count]] = std
     return stds
-
-
-def power(dim, rounds, count, std):
-    """The least chance that a gauge sees `count` coordinates with this standard deviation, whose test has most power."""
-    level, chances = 1e-4 / 2, []
-    for probability in (1e-3, 1e-2):
-        limit = stats.chi2.ppf(probability, rounds)
-        most = stats.binom.isf(level / 8, dim, stats.chi2.cdf(limit / 0.995**2, rounds))
-        share = ((dim - count) * probability + count * stats.chi2.cdf(limit / max(std, 1e-9) ** 2, rounds)) / dim
-        chances.append(stats.binom.sf(most, dim, share))
-    limit = 0.995**2 * stats.chi2.ppf(level / 4 / dim, rounds)
-    chances.append(1 - stats.chi2.sf(limit / max(std, 1e-9) ** 2, rounds) ** count)
-    return max(chances)
 
 
 @pytest.mark.parametrize(
