@@ -9,6 +9,7 @@ STUDIES = [
     ["-m", "studies.literature_calibration"],
     ["-m", "studies.verdicts", "--jobs", "2"],
     ["-m", "studies.trust", "--jobs", "2"],
+    ["-m", "studies.claims", "--jobs", "2"],
     ["-m", "studies.coverage", "--jobs", "2"],
     ["-m", "studies.noise", "--jobs", "2"],
     ["-m", "studies.faults", "--jobs", "2"],

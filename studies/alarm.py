@@ -30,7 +30,7 @@ from coalmine import Audit, mechanism_epsilon
 from coalmine.audit.alarm import EVIDENCE_LEVEL
 from coalmine.canaries.rotation_numpy import stay_in_one_thread
 from coalmine.estimators.sequential import information, log_evidence, standard_score
-from studies.trust import put_between_markers
+from studies.results import put_between_markers
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "studies" / "out" / "alarm.jsonl"

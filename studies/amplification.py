@@ -15,7 +15,7 @@ import re
 import sys
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from functools import cache
@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 from scipy.stats import binom
 
-from coalmine import AmplifiedEpsilon, Claim, Poisson, RandomAllocation, amplified_epsilon
+from coalmine import AmplifiedEpsilon, AuditResult, Claim, Poisson, RandomAllocation, amplified_epsilon
 from coalmine.audit import legs, result_rows, verdict
 from coalmine.audit.derivation import derive_result
 from coalmine.audit.schedule import sampled_schedule
@@ -185,15 +185,12 @@ def run_seed(name: str, seed: int) -> dict[str, Any]:
     row = next(row for row in rows() if row.name == name)
     rng = np.random.default_rng([zlib.crc32(name.encode()), seed])
     present = row.picks(rng, CANARIES)
-    cohorts = None if row.cohorts is None else row.cohorts(rng, len(present))
+    cohorts = None if row.cohorts is None else row.cohorts(rng, len(present)).tolist()
     claimed = row.claim.noise_multiplier or row.noise
     settings = Settings(dim=DIM, canaries=CANARIES, unobserved=UNOBSERVED, delta=DELTA)
-    log = RoundLog()
-    for number, canaries in enumerate(present, start=1):
-        size = None if cohorts is None else int(cohorts[number - 1])
-        log.append(seen_round(number, canaries, row.noise, claimed, rng, size))
-    result = derive_result(log, settings, claim=row.claim)
-    log.close()
+    result = audited_rounds(
+        present, [row.noise] * len(present), [claimed] * len(present), settings, rng, row.claim, cohorts
+    )
     assert result.verdict is not None
     found: dict[str, Any] = {
         "row": name,
@@ -217,14 +214,43 @@ def run_seed(name: str, seed: int) -> dict[str, Any]:
     return found
 
 
+def audited_rounds(
+    present: Sequence[np.ndarray],
+    noises: Sequence[float],
+    stated: Sequence[float],
+    settings: Settings,
+    rng: np.random.Generator,
+    claim: Claim,
+    cohorts: Sequence[int] | None = None,
+    *,
+    watched: bool = False,
+) -> AuditResult:
+    """The result of rounds with these canaries, true noises, stated noises and cohort sizes, in units of the clip norm."""
+    log = RoundLog()
+    for number, (canaries, noise, said) in enumerate(zip(present, noises, stated, strict=True), start=1):
+        size = None if cohorts is None else cohorts[number - 1]
+        log.append(seen_round(number, canaries, noise, said, settings, rng, size))
+    result = derive_result(log, settings, claim=claim, watched=watched)
+    log.close()
+    return result
+
+
 def seen_round(
-    number: int, present: np.ndarray, noise: float, stated: float, rng: np.random.Generator, participants: int | None
+    number: int,
+    present: np.ndarray,
+    noise: float,
+    stated: float,
+    settings: Settings,
+    rng: np.random.Generator,
+    participants: int | None,
 ) -> Round:
     """A round as in the log of an audit, without others, in units of the clip norm."""
-    along = noise * rng.standard_normal(CANARIES + UNOBSERVED)
-    off = float(along[CANARIES:] @ along[CANARIES:]) + noise**2 * rng.chisquare(DIM - CANARIES - UNOBSERVED)
+    canaries, unobserved = settings.canaries, settings.unobserved
+    along = noise * rng.standard_normal(canaries + unobserved)
+    off = float(along[canaries:] @ along[canaries:])
+    off += noise**2 * rng.chisquare(settings.dim - canaries - unobserved)
     along[present] += 1
-    norm, rest = float(np.sqrt(off + along[:CANARIES] @ along[:CANARIES])), float(np.sqrt(off))
+    norm, rest = float(np.sqrt(off + along[:canaries] @ along[:canaries])), float(np.sqrt(off))
     cosines = (along / norm).astype(np.float32)
     return Round(
         number=number,

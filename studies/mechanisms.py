@@ -1,6 +1,6 @@
 """Error rates of the privacy unit test: correct aggregators must pass it, faulty ones must fail.
 
-    python -m studies.mechanisms                  every row, 50 minutes on one core
+    python -m studies.mechanisms                  every row, about 45 minutes on one core
     python -m studies.mechanisms --seeds 5        at most five seeds in each row
     python -m studies.mechanisms --only 'clip'    only the rows whose name matches this regular expression
     python -m studies.mechanisms --write-docs     write the tables of docs/evidence/mechanisms.md from finished runs
@@ -11,27 +11,20 @@ in fewer than 99.5 % of the runs of a row, or if a faulty one fails in fewer tha
 detected. It also fails if the median check of a plain row takes 2 seconds.
 """
 
-import argparse
-import json
-import os
-import re
 import statistics
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
-from coalmine import BandedNoise, TreeNoise, mechanism_noise
-from coalmine.canaries.rotation_numpy import stay_in_one_thread
+from coalmine import AuditResult, BandedNoise, TreeNoise, mechanism_noise
 from coalmine.testing import check_private
-from studies.trust import put_between_markers
+from studies.results import Record, main_of, markdown_table, read_records, run_batches
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "studies" / "out" / "mechanisms.jsonl"
@@ -40,8 +33,6 @@ DELTA, DIM = 1e-5, 5_000
 PLAIN_SEEDS, SEEDS, FEWER_SEEDS = 1_000, 100, 10
 PASSING, FAILING, SECONDS = 0.995, 0.95, 2.0
 BATCH = 10
-EVERY = 10**6
-THREADS = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
 OUTCOMES = ("PASS", "VIOLATION", "UNDERPOWERED")
 
 COMPARED = {"shrunk": "length beside long updates", "noise follows data": "noise at other lengths"}
@@ -535,12 +526,16 @@ def rows() -> dict[str, Row]:
     return found
 
 
-def check(name: str, seed: int) -> dict[str, Any]:
-    """One run, as a record of the results."""
-    row = rows()[name]
+def checked(row: Row, seed: int) -> AuditResult:
+    """The result of one check."""
     release = row.make(np.random.default_rng([seed, 22]))
+    return check_private(release, **{"epsilon": 3.0, "delta": DELTA, "dim": DIM, "seed": seed, **row.settings})
+
+
+def check(name: str, seed: int) -> Record:
+    """One run, as a record of the results."""
     start = time.perf_counter()
-    result = check_private(release, **{"epsilon": 3.0, "delta": DELTA, "dim": DIM, "seed": seed, **row.settings})
+    result = checked(rows()[name], seed)
     taken = time.perf_counter() - start
     assert result.verdict is not None
     return {
@@ -557,41 +552,33 @@ def check(name: str, seed: int) -> dict[str, Any]:
     }
 
 
-def check_batch(name: str, seeds: list[int]) -> list[dict[str, Any]]:
+def check_batch(name: str, seeds: list[int]) -> list[Record]:
     """Several runs in one process."""
-    stay_in_one_thread()
     return [check(name, seed) for seed in seeds]
 
 
-def read_records() -> dict[str, list[dict[str, Any]]]:
+def finished() -> dict[str, list[Record]]:
     """Finished runs by row."""
-    found: dict[str, list[dict[str, Any]]] = {}
-    for line in RESULTS.read_text().splitlines() if RESULTS.exists() else []:
-        record = json.loads(line)
+    found: dict[str, list[Record]] = {}
+    for record in read_records(RESULTS, rows(), lambda record: (record["row"], record["seed"])):
         found.setdefault(record["row"], []).append(record)
     return found
 
 
 def run(names: Iterable[str], most: int, jobs: int) -> None:
     """Run the missing seeds."""
-    RESULTS.parent.mkdir(parents=True, exist_ok=True)
-    done, every = read_records(), rows()
+    done, every = finished(), rows()
     batches = []
     for name in names:
-        finished = {record["seed"] for record in done.get(name, ())}
-        missing = [seed for seed in range(min(every[name].seeds, most)) if seed not in finished]
+        seeds = {record["seed"] for record in done.get(name, ())}
+        missing = [seed for seed in range(min(every[name].seeds, most)) if seed not in seeds]
         batches += [(name, missing[start : start + BATCH]) for start in range(0, len(missing), BATCH)]
-    os.environ |= dict.fromkeys(THREADS, "1")  # one core for each process
-    with ProcessPoolExecutor(jobs, get_context("spawn")) as pool, RESULTS.open("a") as file:
-        for future in as_completed([pool.submit(check_batch, *batch) for batch in batches]):
-            for record in future.result():
-                file.write(json.dumps(record) + "\n")
-            file.flush()
+    run_batches(RESULTS, check_batch, batches, jobs)
 
 
 def failures(names: Iterable[str]) -> list[str]:
     """The missed bars."""
-    records, bad = read_records(), []
+    records, bad = finished(), []
     for name in names:
         row, found = rows()[name], records.get(name, [])
         if not found or row.kind == "unseen":
@@ -614,9 +601,8 @@ def tables() -> dict[str, str]:
 
 
 def _table(title: str, kind: str) -> str:
-    records = read_records()
+    records = finished()
     lines = [[title, "runs", *OUTCOMES, "median ε", "seconds", "seen by"]]
-    lines.append(["---"] * len(lines[0]))
     for name, row in rows().items():
         found = records.get(name)
         if row.kind != kind or not found:
@@ -637,10 +623,10 @@ def _table(title: str, kind: str) -> str:
         )
     if kind == "correct":
         lines = [line[:-1] for line in lines]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    return markdown_table(lines)
 
 
-def _seen_by(found: list[dict[str, Any]]) -> str:
+def _seen_by(found: list[Record]) -> str:
     """What detected most of the failures: the scores of a pattern, a gauge, or a comparison of the calls."""
     failed = [record for record in found if record["outcome"] != "PASS"]
     if not failed:
@@ -654,34 +640,17 @@ def _seen_by(found: list[dict[str, Any]]) -> str:
     return words.most_common(1)[0][0]
 
 
-def write_docs() -> None:
-    """Write every table between its markers in docs/evidence/mechanisms.md."""
-    text = DOCS.read_text()
-    for name, table in tables().items():
-        text = put_between_markers(text, name, table)
-    DOCS.write_text(text)
-
-
 def main() -> int:
     """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=EVERY, help="Largest number of seeds in each row.")
-    parser.add_argument("--only", default="", help="Run only the rows whose name matches this regular expression.")
-    parser.add_argument("--jobs", type=int, default=1, help="processes")
-    parser.add_argument("--fresh", action="store_true", help="Discard all finished runs.")
-    parser.add_argument("--write-docs", action="store_true", help="Write the tables into docs/evidence/mechanisms.md.")
-    options = parser.parse_args()
-    if options.write_docs:
-        write_docs()
-        return 0
-    if options.fresh:
-        RESULTS.unlink(missing_ok=True)
-    names = [name for name in rows() if re.search(options.only, name)]
-    run(names, options.seeds, options.jobs)
-    print("\n\n".join(tables().values()))
-    bad = failures(names)
-    print("\n".join(bad) if bad else "every bar met")
-    return bool(bad)
+    return main_of(
+        __doc__,
+        results=RESULTS,
+        page=DOCS,
+        rows=rows(),
+        run=run,
+        tables=tables,
+        failures=lambda names, limit: failures(names),
+    )
 
 
 if __name__ == "__main__":

@@ -43,7 +43,7 @@ class Pipeline:
     signal: float = 1.0
     law: str = "normal"  # law of the real signal: normal, heavy, sparse
     missing: float = 0.0  # share of the clients, with their own signals, missing from `others`
-    layers: int = 2
+    layers: int = 2  # declared to the audit; a single one is not
     momentum: float = 0.0
     draw: Draw = field(default=lambda noise: noise.normal())
     release: Callable[[np.ndarray], np.ndarray] = field(default=lambda delta: delta)
@@ -64,7 +64,7 @@ class Pipeline:
         audit = Audit(
             self.dim, canaries=self.canaries, seed=seed, delta=1e-6, rounds=planned, momentum=self.momentum,
             presentations=self.presentations if self.sample is None else 1, noise=self.correlated,
-            layers=[(f"layer{i}", size) for i, size in enumerate(sizes)],
+            layers=[(f"layer{i}", size) for i, size in enumerate(sizes)] if self.layers > 1 else None,
         )  # fmt: skip
         gone = set(np.flatnonzero(rng.random(self.canaries) < self.lost).tolist())
         drift, velocity, kept = self._signal(rng), np.zeros(self.dim), {}

@@ -12,27 +12,30 @@ the audit. The study fails if a broken pipeline ever passes, if honest pipelines
 5 % less noise.
 """
 
-import argparse
-import json
-import re
 import sys
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from scipy.stats import binom
 
 from coalmine import Claim, Poisson, amplified_epsilon, mechanism_epsilon
-from coalmine.canaries.rotation_numpy import stay_in_one_thread
 from coalmine.estimators.correlated import BandedNoise, TreeNoise
 from studies.noise_faults import BROKEN_LAWS, scaled
 from studies.pipelines import Noise, Pipeline, bfloat16, discrete_gaussian, fixed_point, half_precision
+from studies.results import (
+    EVERY,
+    Record,
+    main_of,
+    markdown_table,
+    most_errors,
+    read_records,
+    run_batches,
+)
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "studies" / "out" / "trust.jsonl"
@@ -40,15 +43,12 @@ DOCS = ROOT / "docs" / "evidence" / "verdicts.md"
 DELTA = 1e-6
 BROKEN_SEEDS, HONEST_SEEDS, POWER_SEEDS = 100, 200, 20
 FALSE_ALARMS = 0.01  # share of honest runs that may be a VIOLATION
-CHANCE = 1e-3  # probability that a row at exactly that share fails its bar
 PASSING = 0.95  # share of plain honest runs that must PASS if nothing hides the noise
 FACTORS, COUNTS = (0.95, 0.9, 0.8, 0.71), (100, 400, 1_000)  # rows of the power table
 BATCH = 20
-EVERY = 10**6  # more seeds than a row has
 OUTCOMES = ("PASS", "VIOLATION", "UNDERPOWERED")
 
 Told = dict[str, Any]
-Record = dict[str, Any]
 Kind = Literal["broken", "honest", "plain", "power"]
 
 
@@ -266,22 +266,12 @@ def run(names: Iterable[str], limit: int, processes: int) -> None:
             seeds = rows()[name].numbers(declared=declared)[:limit]
             left = [seed for seed in seeds if (name, declared, seed) not in done]
             batches += [(name, declared, left[start : start + BATCH]) for start in range(0, len(left), BATCH)]
-    RESULTS.parent.mkdir(parents=True, exist_ok=True)
-    with ProcessPoolExecutor(processes, initializer=stay_in_one_thread) as pool, RESULTS.open("a") as out:
-        waiting = [pool.submit(run_batch, *batch) for batch in batches]
-        for number, future in enumerate(as_completed(waiting), start=1):
-            records = future.result()
-            out.writelines(json.dumps(record) + "\n" for record in records)
-            out.flush()
-            print(f"{number} of {len(waiting)} batches: {records[0]['row']}", file=sys.stderr, flush=True)
+    run_batches(RESULTS, run_batch, batches, processes)
 
 
 def read() -> list[Record]:
     """The finished runs of existing rows."""
-    if not RESULTS.exists():
-        return []
-    lines = [json.loads(line) for line in RESULTS.read_text().splitlines()]
-    return list({_key(record): record for record in lines if record["row"] in rows()}.values())
+    return read_records(RESULTS, rows(), _key)
 
 
 def _key(record: Record) -> tuple[str, bool, int]:
@@ -368,7 +358,7 @@ def failures(names: Iterable[str], limit: int = EVERY) -> list[str]:
                 bad.append(f"{where}: PASS in {passed} of {found.runs} runs, none may be")
             if row.kind != "broken":
                 wrong, runs = wrong + violations, runs + found.runs
-                if violations > binom.isf(CHANCE, found.runs, FALSE_ALARMS):
+                if violations > most_errors(found.runs, FALSE_ALARMS):
                     bad.append(f"{where}: VIOLATION in {violations} of {found.runs} honest runs")
             if row.kind == "plain" and row.passes and passed < PASSING * found.runs - 1:
                 bad.append(f"{where}: only {passed} of {found.runs} honest runs PASS")
@@ -398,7 +388,7 @@ def tables() -> dict[str, str]:
 
 
 def _table(heads: list[str], summaries: dict[str, tuple[Summary, Summary]]) -> str:
-    lines = [heads, ["---"] * len(heads)]
+    lines = [heads]
     for name, (declared, undeclared) in summaries.items():
         together = Summary.of([])
         for one in (declared, undeclared):
@@ -412,12 +402,12 @@ def _table(heads: list[str], summaries: dict[str, tuple[Summary, Summary]]) -> s
         passed = f"{together.outcomes['PASS'] / together.runs:.1%}"
         last = passed if heads[-1] == "PASS" else together.seen_by
         lines.append([name, f"{declared.runs} + {undeclared.runs}", declared.counts, undeclared.counts, last])
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    return markdown_table(lines)
 
 
 def _power_table() -> str:
     heads = ["noise", "canaries", "clip norm", "mean test", "pooled residual", "VIOLATION", "no PASS"]
-    lines = [heads, ["---"] * len(heads)]
+    lines = [heads]
     summaries = _summaries(("power",))
     for factor in FACTORS:
         for canaries in COUNTS:
@@ -431,48 +421,12 @@ def _power_table() -> str:
                     one.runs - one.outcomes["PASS"],
                 ]
                 lines.append([f"× {factor:g}", f"{canaries:,}", how, *(f"{count} of {one.runs}" for count in shares)])
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
-
-
-def write_docs() -> None:
-    """Write every table between its markers in docs/evidence/verdicts.md."""
-    text = DOCS.read_text()
-    for name, table in tables().items():
-        text = put_between_markers(text, name, table)
-    DOCS.write_text(text)
-
-
-def put_between_markers(text: str, name: str, table: str) -> str:
-    """The page with this table between `<!-- name -->` and `<!-- end of name -->`."""
-    begin, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
-    before, found, rest = text.partition(begin)
-    _, closed, after = rest.partition(end)
-    if not found or not closed:
-        raise ValueError(f"{DOCS.name} must hold {begin} and {end}")
-    return f"{before}{begin}\n{table}\n{end}{after}"
+    return markdown_table(lines)
 
 
 def main() -> int:
     """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=EVERY, help="Largest number of seeds in each row.")
-    parser.add_argument("--only", default="", help="Run only the rows whose name matches this regular expression.")
-    parser.add_argument("--jobs", type=int, default=2, help="processes")
-    parser.add_argument("--fresh", action="store_true", help="Discard all finished runs.")
-    parser.add_argument("--write-docs", action="store_true", help="Write the tables into docs/evidence/verdicts.md.")
-    options = parser.parse_args()
-    if options.write_docs:
-        write_docs()
-        return 0
-    if options.fresh:
-        RESULTS.unlink(missing_ok=True)
-    names = [name for name in rows() if re.search(options.only, name)]
-    run(names, options.seeds, options.jobs)
-    print("PASS / VIOLATION / UNDERPOWERED")
-    print("\n\n".join(tables().values()))
-    bad = failures(names, options.seeds)
-    print("\n".join(bad) if bad else "every bar met")
-    return bool(bad)
+    return main_of(__doc__, results=RESULTS, page=DOCS, rows=rows(), run=run, tables=tables, failures=failures)
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ from coalmine.estimators.gaussians import Gaussian
 from coalmine.estimators.mechanism import mechanism_epsilon, mechanism_noise
 from coalmine.estimators.null import CosineNull
 from coalmine.estimators.sampling import Poisson
-from studies.trust import put_between_markers
+from studies.results import put_between_markers
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "studies" / "out" / "verdicts.jsonl"

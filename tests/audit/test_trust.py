@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 if not (ROOT / "studies" / "trust.py").exists():
     pytest.skip("the studies are in the repository, not in the package", allow_module_level=True)
-study, every = importlib.import_module("studies.trust"), importlib.import_module("studies.__main__")
+study, results, every = (importlib.import_module(f"studies.{name}") for name in ("trust", "results", "__main__"))
 ROWS = study.rows()
 BROKEN = [name for name, row in ROWS.items() if row.kind == "broken"]
 HONEST = [name for name, row in ROWS.items() if row.kind in ("honest", "plain")]
@@ -85,9 +85,9 @@ def test_missing_rows_fail_the_study(monkeypatch):
 def test_tables_replace_the_text_between_their_markers():
     text = study.DOCS.read_text()
     for name in ("broken", "honest", "plain", "power", "total"):
-        assert study.put_between_markers(text, name, "x").count(f"<!-- {name} -->\nx\n<!-- end of {name} -->") == 1
+        assert results.put_between_markers(text, name, "x").count(f"<!-- {name} -->\nx\n<!-- end of {name} -->") == 1
     with pytest.raises(ValueError, match="must hold"):
-        study.put_between_markers(text, "nothing", "x")
+        results.put_between_markers(text, "nothing", "x")
 
 
 @pytest.mark.full

@@ -13,9 +13,8 @@ from opacus import PrivacyEngine  # noqa: E402
 from opacus.accountants import PRVAccountant, RDPAccountant  # noqa: E402
 from opacus.accountants.analysis import rdp  # noqa: E402
 from opacus.schedulers import ExponentialGradClip, ExponentialNoise, StepNoise  # noqa: E402
+from opacus_target import EPOCHS, RATE, STEPS, Run  # noqa: E402
 from opacus_training import WARNINGS, make, quoted, run_epoch, start  # noqa: E402
-from torch import nn  # noqa: E402
-from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
 
 from coalmine import Audit, Claim, ViolationError, mechanism_epsilon  # noqa: E402
 from coalmine.audit.verification import verify_run  # noqa: E402
@@ -23,8 +22,6 @@ from coalmine.estimators.sampling import Poisson  # noqa: E402
 from coalmine.integrations.opacus import audited, unaudited  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings(*WARNINGS, "ignore:GDP accounting is experimental")
-SETTINGS = {"canaries": 300, "seed": b"tests only", "delta": 1e-5, "through_clip": False}
-EPOCHS, STEPS, RATE = 6, 60, 0.1
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -41,43 +38,6 @@ def _one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
-
-
-class Run:
-    """A model whose noise `make_private_with_epsilon` chose, for six epochs of ten steps."""
-
-    def __init__(self, *, accountant="rdp", target=3.0, audit=True, seed=0, **settings):
-        torch.manual_seed(seed)
-        data = TensorDataset(torch.randn(500, 50), torch.randint(0, 10, (500,)))
-        model = nn.Sequential(nn.Linear(50, 158), nn.ReLU(), nn.Linear(158, 10))
-        self.engine = PrivacyEngine(accountant=accountant)
-        self.model, self.optimizer, self.loader = self.engine.make_private_with_epsilon(
-            module=model,
-            optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
-            data_loader=DataLoader(data, batch_size=50),
-            target_epsilon=target,
-            target_delta=1e-5,
-            epochs=EPOCHS,
-            max_grad_norm=1.0,
-        )
-        if audit:
-            self.audited(**settings)
-
-    def audited(self, **settings):
-        audited(self.optimizer, self.model, **SETTINGS | {"data_loader": self.loader, "claim": 3.0} | settings)
-
-    def train(self, epochs=EPOCHS, scheduler=None):
-        for _ in range(epochs):
-            for data, labels in self.loader:
-                self.optimizer.zero_grad()
-                nn.functional.cross_entropy(self.model(data), labels).backward()
-                self.optimizer.step()
-            if scheduler is not None:
-                scheduler.step()
-        return self
-
-    def finish(self, **facts):
-        return self.optimizer.audit.finish(**facts)
 
 
 def judged(result):

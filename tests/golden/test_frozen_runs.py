@@ -1,0 +1,46 @@
+"""The frozen runs: their logs give the same results, and coalmine prints the same about them.
+
+Numbers agree to 1e-12, texts exactly. `python tests/golden/refresh.py` shows the differences; `--write` accepts them.
+"""
+
+import json
+
+import pytest
+from frozen import RUNS, changes, names
+
+CODES = {
+    "VIOLATION": {
+        "accounting", "bound", "composed", "evidence", "gauge", "less noise", "mean", "round", "sampler", "stated",
+    },
+    "PASS": {"accounted", "legs", "power", "sampled", "sampled power", "sampler allowed"},
+    "UNDERPOWERED": {
+        "constant", "divisor", "gauge", "no canaries", "no claim", "noise_std", "others", "participations", "picks",
+        "pipeline", "power", "range", "sampled power", "sampler", "sampler not observed", "short", "stated", "training",
+        "undetected", "uneven", "unobserved", "weak", "weak rounds",
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", names())
+def test_a_frozen_run_gives_the_same_result_and_texts(name):
+    lines, _ = changes(name)
+    assert not lines, "\n".join(lines[:40])
+
+
+def test_the_frozen_runs_show_every_verdict():
+    seen = {outcome: set() for outcome in CODES}
+    for name in names():
+        for file in ("result.json", "printed.json"):
+            note_verdicts(json.loads((RUNS / name / file).read_text()), seen)
+    assert seen == CODES
+
+
+def note_verdicts(values, seen):
+    """Add the outcomes and codes of every verdict in a result."""
+    if isinstance(values, dict):
+        if values.get("reason_code"):
+            seen[values["verdict"]].add(values["reason_code"])
+        values = list(values.values())
+    if isinstance(values, list):
+        for value in values:
+            note_verdicts(value, seen)
