@@ -31,8 +31,8 @@ TESTS = [
     "tests/audit/test_verification.py",
     "tests/estimators/test_gaussians.py",
     "tests/estimators/test_null.py",
-    "tests/storage/test_portable.py",
-    "tests/storage/test_state.py",
+    "tests/log/test_portable.py",
+    "tests/log/test_state.py",
 ]
 # matplotlib 3.8 calls functions that newer releases of pyparsing deprecate, and the tests turn warnings into errors.
 INDIRECT = ["pyparsing<3.3"]

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from benchmarks.ranks import pictures
-from coalmine.audit.audit import Audit
+from coalmine.audit import Audit
 from coalmine.canaries.array_types import cores
 from coalmine.simulation.cohorts import plan_cohorts
 from coalmine.simulation.config import RunConfig, merged, task_defaults

@@ -104,9 +104,9 @@ def measure(folder: str) -> dict[str, float]:
     from coalmine.report import plots, write_report
 
     try:
-        derive_result = import_module("coalmine.audit.derivation").derive_result
+        derive_result = import_module("coalmine.result.derivation").derive_result
     except ImportError:
-        derive_result = import_module("coalmine.audit.audit").derive_result
+        derive_result = import_module("coalmine.audit").derive_result
         plain = plots.gauge
 
         def gauge(ax: Any, *arguments: Any) -> Any:

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from coalmine.audit.audit import Audit
+from coalmine.audit import Audit
 from coalmine.canaries.array_types import cores
 from coalmine.simulation.client_sums import ClientSums, engine_of
 from coalmine.simulation.cohorts import plan_cohorts

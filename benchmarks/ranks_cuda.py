@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from benchmarks.rounds_cuda import pictures
-from coalmine.audit.audit import Audit
+from coalmine.audit import Audit
 from coalmine.simulation.cohorts import plan_cohorts
 from coalmine.simulation.config import RunConfig, merged, task_defaults
 from coalmine.simulation.distributed.rank_environment import join_group, place_from

@@ -16,9 +16,10 @@ from pathlib import Path
 import numpy as np
 
 from coalmine import Claim, Poisson, amplified_epsilon
-from coalmine.audit.derivation import derive_result
-from coalmine.storage.record import Settings
-from coalmine.storage.rounds_file import Final, Round, RoundLog
+from coalmine.log.rounds_file import RoundLog
+from coalmine.measure.round import Final, Round
+from coalmine.measure.settings import Settings
+from coalmine.result.derivation import derive_result
 
 BAR = 12.0  # times a bare pass
 SAMPLED_BAR = 1.25  # a result with the rung unknown-round, over one without

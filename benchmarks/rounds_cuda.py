@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from coalmine.audit.audit import Audit
+from coalmine.audit import Audit
 from coalmine.simulation.batches import Batches, draw_batches
 from coalmine.simulation.cohorts import plan_cohorts
 from coalmine.simulation.config import RunConfig, merged, task_defaults

@@ -18,7 +18,7 @@ from coalmine.estimators.bounds import epsilon_lower_bound
 from coalmine.estimators.gaussian_fit import epsilon_estimate
 from coalmine.estimators.gaussians import Gaussian
 from coalmine.estimators.planning import plan_audit
-from coalmine.storage.score_files import read_scores
+from coalmine.log.score_files import read_scores
 
 SCORES = 10_000_000
 ESTIMATE_BAR = 6.0  # times a sort and a pass of log Φ

@@ -10,8 +10,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 import coalmine
-from coalmine.audit.views import views
 from coalmine.estimators.planning import plan_audit
+from coalmine.evidence.views import views
 from coalmine.report import Run, plots, read_run
 from coalmine.report.figures import overlay, presentation_bars
 from coalmine.report.svg import STYLE

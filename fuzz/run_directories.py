@@ -15,9 +15,9 @@ from pathlib import Path
 import tomli_w
 
 from coalmine import Claim, RunDirectory
-from coalmine.audit.derivation import derive_result
-from coalmine.storage.files import json_ready
-from coalmine.storage.rounds_file import DIGEST, LENGTHS, MAGIC, TAG
+from coalmine.log.files import json_ready
+from coalmine.log.rounds_file import DIGEST, LENGTHS, MAGIC, TAG
+from coalmine.result.derivation import derive_result
 from fuzz.cases import SECONDS, Case, FaultError, check_command
 from fuzz.values import damaged, edited, plain_value, text
 

@@ -11,8 +11,9 @@ import numpy as np
 from msgspec import convert
 
 from coalmine import Audit
-from coalmine.storage.audit_snapshot import DIGEST, MAGIC
-from coalmine.storage.record import Commitment, Settings, Statement
+from coalmine.log.audit_snapshot import DIGEST, MAGIC
+from coalmine.log.commitment import Commitment, Statement
+from coalmine.measure.settings import Settings
 from fuzz.cases import Case, FaultError, allow
 from fuzz.run_directories import chained, split_records
 from fuzz.values import damaged, edited

@@ -27,9 +27,9 @@ from scipy.special import ndtri
 from scipy.stats import binom
 
 from coalmine import Audit, mechanism_epsilon
-from coalmine.audit.alarm import EVIDENCE_LEVEL
 from coalmine.canaries.rotation_numpy import stay_in_one_thread
 from coalmine.estimators.sequential import information, log_evidence, standard_score
+from coalmine.verdict.alarm import EVIDENCE_LEVEL
 from studies.results import put_between_markers
 
 ROOT = Path(__file__).parents[1]

@@ -26,13 +26,16 @@ import numpy as np
 from scipy.stats import binom
 
 from coalmine import AmplifiedEpsilon, AuditResult, Claim, Poisson, RandomAllocation, amplified_epsilon
-from coalmine.audit import legs, result_rows, verdict
-from coalmine.audit.derivation import derive_result
-from coalmine.audit.schedule import sampled_schedule
 from coalmine.canaries.rotation_numpy import stay_in_one_thread
 from coalmine.estimators.sampling import Sampling
-from coalmine.storage.record import Settings
-from coalmine.storage.rounds_file import Round, RoundLog
+from coalmine.log.rounds_file import RoundLog
+from coalmine.measure.round import Round
+from coalmine.measure.schedule import sampled_schedule
+from coalmine.measure.settings import Settings
+from coalmine.result import rows as result_rows
+from coalmine.result.derivation import derive_result
+from coalmine.verdict import amplified_claim as legs
+from coalmine.verdict import verdict
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "studies" / "out" / "amplification.jsonl"

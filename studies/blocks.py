@@ -27,15 +27,16 @@ from scipy.special import log_ndtr, logsumexp
 from scipy.stats import binom, kstest
 
 from coalmine import Audit, mechanism_epsilon
-from coalmine.audit.gauge_reader import read_gauges
-from coalmine.audit.ladder import exact_bound, ladder, unit_null
-from coalmine.audit.views import block_scale, views
 from coalmine.canaries.rotation_numpy import stay_in_one_thread
 from coalmine.estimators.bounds import epsilon_lower_bound
 from coalmine.estimators.intervals import epsilon_interval
 from coalmine.estimators.null import CosineNull
 from coalmine.estimators.variance import Sample, point_epsilon
-from coalmine.storage.record import checked_settings
+from coalmine.evidence.gauges.gauge_reader import read_gauges
+from coalmine.evidence.ladder import exact_bound, ladder, unit_null
+from coalmine.evidence.views import views
+from coalmine.measure.scale import block_scale
+from coalmine.measure.settings import checked_settings
 from studies.trust import put_between_markers
 
 ROOT = Path(__file__).parents[1]

@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 
 from coalmine import AuditResult, Claim, Poisson, amplified_epsilon, mechanism_epsilon
-from coalmine.storage.record import Settings
+from coalmine.measure.settings import Settings
 from studies.amplification import audited_rounds
 from studies.claim_rows import (
     COVERS,

@@ -14,7 +14,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
-from coalmine.audit.signatures import SIGNATURES
+from coalmine.known_faults import SIGNATURES
 from coalmine.simulation.faults import evidence, is_caught, try_fault
 
 ROOT = Path(__file__).parents[1]

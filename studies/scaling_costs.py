@@ -19,10 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from coalmine.audit.coordinate_sums import QUANTILES, CoordinateSums
-from coalmine.audit.noise_law import NoiseParts, block_sizes, summed_sizes
 from coalmine.canaries.blocked import LARGEST_BLOCK, cut_into_blocks
-from coalmine.storage.record import BLOCK_EACH, Settings, checked_settings
+from coalmine.measure.coordinate_sums import QUANTILES, CoordinateSums
+from coalmine.measure.noise_law import NoiseParts, block_sizes, summed_sizes
+from coalmine.measure.settings import BLOCK_EACH, Settings, checked_settings
 
 ROOT = Path(__file__).parents[1]
 RESULTS, DOCS = ROOT / "benchmarks" / "results", ROOT / "docs" / "evidence" / "scaling.md"

@@ -21,13 +21,13 @@ from typing import Any
 
 import numpy as np
 
-from coalmine.audit.claim import Claim
-from coalmine.audit.ladder import Scores
-from coalmine.audit.verdict import Evidence, judge
 from coalmine.estimators.gaussians import Gaussian
 from coalmine.estimators.mechanism import mechanism_epsilon, mechanism_noise
 from coalmine.estimators.null import CosineNull
 from coalmine.estimators.sampling import Poisson
+from coalmine.evidence.ladder import Scores
+from coalmine.verdict.claim import Claim
+from coalmine.verdict.verdict import Evidence, judge
 from studies.results import put_between_markers
 
 ROOT = Path(__file__).parents[1]

@@ -11,7 +11,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 settings.register_profile("coalmine", derandomize=True, deadline=None, print_blob=True)
 settings.load_profile("coalmine")
-collect_ignore = ["audit/jax_eight_devices.py", "simulation/command_runner.py"]  # scripts that tests run
+collect_ignore = ["measure/jax_eight_devices.py", "simulation/command_runner.py"]  # scripts that tests run
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest selects by marks

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from coalmine.storage.rounds_file import RoundLog, encode
+from coalmine.log.rounds_file import RoundLog, encode
 
 GAUGES = ("coordinates", "weak coordinates")
 

@@ -7,8 +7,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
-from coalmine.audit.gauge import Gauge
-from coalmine.audit.signatures import LENGTHS, SIGNATURES, Signature, likely_faults
+from coalmine.evidence.gauges.gauge import Gauge
+from coalmine.known_faults import LENGTHS, SIGNATURES, Signature, likely_faults
 from coalmine.report import plots
 from coalmine.report.svg import STYLE
 from coalmine.simulation.faults import Trial, evidence, selftest_config, try_fault
@@ -41,7 +41,7 @@ There are two ways:
   right length is an example. The accounting does not hold for it, so no PASS is possible, yet the canaries measure no
   excess.
 
-A fault is *named* if the signatures in `coalmine.audit.signatures` find it likely from the result alone, or find one
+A fault is *named* if the signatures in `coalmine.known_faults` find it likely from the result alone, or find one
 with the same meaning likely. `coalmine report` uses the same signatures.
 
 ## How often each is caught

@@ -2,13 +2,7 @@
 
 import logging
 
-from coalmine.audit.alarm import Alarm, ViolationError
-from coalmine.audit.audit import Audit
-from coalmine.audit.claim import Claim
-from coalmine.audit.coverage import AuditedItem
-from coalmine.audit.one_release import GaussianMechanismAudit, audit_gaussian_mechanism
-from coalmine.audit.result import AuditResult
-from coalmine.audit.verdict import Verdict
+from coalmine.audit import Audit
 from coalmine.canaries import BlockedCanaries, RotatedCanaries, SphereCanaries
 from coalmine.estimators.all_iterates import estimate_from_iterates
 from coalmine.estimators.amplification import AmplifiedEpsilon, amplified_epsilon, amplified_noise
@@ -25,8 +19,14 @@ from coalmine.estimators.null import CosineNull, conditional_null
 from coalmine.estimators.planning import Plan, canaries_for_power, canaries_to_detect, plan_audit, power_against_claim
 from coalmine.estimators.rates import epsilon_from_rates
 from coalmine.estimators.sampling import FixedSize, Poisson, RandomAllocation, Shuffled
-from coalmine.storage.run_directory import RunDirectory
-from coalmine.storage.seed_file import read_seed, write_seed
+from coalmine.evidence.gaussian_mechanism import GaussianMechanismAudit, audit_gaussian_mechanism
+from coalmine.log.run_directory import RunDirectory
+from coalmine.log.seed_file import read_seed, write_seed
+from coalmine.result.audit_result import AuditResult
+from coalmine.verdict.alarm import Alarm, ViolationError
+from coalmine.verdict.claim import Claim
+from coalmine.verdict.coverage import AuditedItem
+from coalmine.verdict.verdict import Verdict
 from coalmine.version import __version__
 
 __all__ = [

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from coalmine.storage.rounds_file import Round
+from coalmine.measure.round import Round
 
 
 def exact_round(

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from coalmine import Audit
-from coalmine.storage.audit_snapshot import DIGEST, MAGIC
-from coalmine.storage.round_schema import check_values
-from coalmine.storage.rounds_file import Round, RoundLog, encode, scan_records
+from coalmine.log.audit_snapshot import DIGEST, MAGIC
+from coalmine.log.round_schema import check_values
+from coalmine.log.rounds_file import RoundLog, encode, scan_records
+from coalmine.measure.round import Round
 
 SETTINGS = {"canaries": 30, "seed": b"tests only", "delta": 1e-5}
 

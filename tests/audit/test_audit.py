@@ -9,8 +9,8 @@ from scipy import stats
 from training import train
 
 from coalmine import Audit, mechanism_epsilon
-from coalmine.audit.ladder import ladder
-from coalmine.audit.views import views
+from coalmine.evidence.ladder import ladder
+from coalmine.evidence.views import views
 
 SETTINGS = {"canaries": 20, "seed": 1, "delta": 1e-5}
 

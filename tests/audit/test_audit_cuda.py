@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from coalmine.audit.audit import Audit
-from coalmine.audit.noise_law import NoiseParts, measure_law
+from coalmine.audit import Audit
+from coalmine.measure.noise_law import NoiseParts, measure_law
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 DIM = 20_000

@@ -7,13 +7,14 @@ import numpy as np
 import pytest
 
 from coalmine import Audit, Claim, mechanism_epsilon
-from coalmine.audit.ladder import ladder
-from coalmine.audit.noise_signal import NoiseSignal
-from coalmine.audit.verification import verify_run
-from coalmine.audit.views import views
 from coalmine.estimators.correlated import BandedNoise, TreeNoise
 from coalmine.estimators.mechanism import mechanism_noise
-from coalmine.storage.record import Commitment, checked_settings
+from coalmine.evidence.ladder import ladder
+from coalmine.evidence.noise_signal import NoiseSignal
+from coalmine.evidence.views import views
+from coalmine.log.commitment import Commitment
+from coalmine.measure.settings import checked_settings
+from coalmine.verification import verify_run
 
 ROUNDS, DIM, CANARIES, NOISE = 32, 3_000, 300, 2.0
 TREE = TreeNoise(rounds=ROUNDS)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from coalmine.audit.audit import Audit
+from coalmine.audit import Audit
 from coalmine.canaries import RotatedCanaries
 from coalmine.canaries.rotation_torch import MeasurePlan
 
@@ -42,7 +42,7 @@ def test_a_deferred_audit_records_the_same_bytes():
 
 def test_vectors_that_are_handed_over_are_not_copied(monkeypatch):
     copies = []
-    monkeypatch.setattr("coalmine.audit.audit.copied", lambda vector: copies.append(vector) or vector.copy())
+    monkeypatch.setattr("coalmine.audit.copied", lambda vector: copies.append(vector) or vector.copy())
     copying, trusting, at_once = audit(deferred=True), audit(deferred=True), audit()
     for number in range(1, 7):
         rng = np.random.default_rng(number)
@@ -136,7 +136,7 @@ class MeasuredHere:
 @pytest.mark.parametrize("layers", [None, [("a", 1_000), ("b", 2_000)]])
 def test_a_round_measured_on_a_gpu_gives_the_same_result(layers, monkeypatch):
     """Follows the GPU's path through the audit with only the measurement replaced; `others` may be a numpy array."""
-    monkeypatch.setattr("coalmine.audit.audit.on_gpu", lambda vector: True)
+    monkeypatch.setattr("coalmine.audit.on_gpu", lambda vector: True)
     monkeypatch.setattr(
         RotatedCanaries,
         "measure_later",

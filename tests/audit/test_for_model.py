@@ -11,7 +11,7 @@ import pytest
 from coalmine import Audit, BandedNoise, Claim, Poisson, TreeNoise, mechanism_epsilon, read_seed, write_seed
 from coalmine.canaries import BlockedCanaries
 from coalmine.cli import main as cli
-from coalmine.storage.rounds_file import encode
+from coalmine.log.rounds_file import encode
 
 torch = pytest.importorskip("torch")
 jax = pytest.importorskip("jax")

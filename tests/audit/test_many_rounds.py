@@ -7,12 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from coalmine.audit import ladder as ladder_module
-from coalmine.audit import sketch_gauges, views
-from coalmine.audit.derivation import derive_result
-from coalmine.audit.ladder import ladder
-from coalmine.storage.record import Settings
-from coalmine.storage.rounds_file import Round, RoundLog
+from coalmine.evidence import ladder as ladder_module
+from coalmine.evidence import views
+from coalmine.evidence.gauges import sketch_gauges
+from coalmine.evidence.ladder import ladder
+from coalmine.log.rounds_file import RoundLog
+from coalmine.measure.round import Round
+from coalmine.measure.settings import Settings
+from coalmine.result.derivation import derive_result
 
 DIM, CANARIES, UNOBSERVED = 6_000, 40, 400
 

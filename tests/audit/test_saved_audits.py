@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from coalmine import Audit
-from coalmine.storage import audit_snapshot
-from coalmine.storage.record import Commitment, Settings, Statement
-from coalmine.storage.rounds_file import encode
+from coalmine.log import audit_snapshot
+from coalmine.log.commitment import Commitment, Statement
+from coalmine.log.rounds_file import encode
+from coalmine.measure.settings import Settings
 
 SEED = b"a seed of these tests"
 DIM, CANARIES = 400, 20

@@ -7,10 +7,10 @@ import pytest
 from training import train
 
 from coalmine import Audit, Claim, Poisson, RandomAllocation, RunDirectory
-from coalmine.audit.coverage import AuditedItem
-from coalmine.audit.result import AuditResult
 from coalmine.estimators.sampling import FixedSize, Shuffled, sampling_to_dict
 from coalmine.report.summary import coverage_lines
+from coalmine.result.audit_result import AuditResult
+from coalmine.verdict.coverage import AuditedItem
 
 SCHEMA = json.loads((Path(__file__).parents[2] / "docs" / "reference" / "result.schema.json").read_text())
 

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from coalmine import Claim, RunDirectory
-from coalmine.audit.coverage import AuditedItem
-from coalmine.audit.derivation import derive_result
-from coalmine.audit.result import AuditResult
-from coalmine.storage.files import json_ready
+from coalmine.log.files import json_ready
+from coalmine.result.audit_result import AuditResult
+from coalmine.result.derivation import derive_result
+from coalmine.verdict.coverage import AuditedItem
 
 STORED = Path(__file__).parents[1] / "golden" / "stored"
 RUNS = sorted(path.name for path in STORED.iterdir() if path.is_dir())

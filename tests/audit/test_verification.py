@@ -13,11 +13,13 @@ import pytest
 import tomli_w
 
 from coalmine import Audit, Claim, FixedSize, Poisson, RunDirectory, amplified_epsilon, read_seed, write_seed
-from coalmine.audit.coverage import AuditedItem
-from coalmine.audit.verification import verify_run
 from coalmine.canaries import RotatedCanaries
-from coalmine.storage.record import Commitment, Settings, Statement, model_sha256
-from coalmine.storage.rounds_file import MAGIC, Final, Round, RoundLog, decode, encode
+from coalmine.log.commitment import Commitment, Statement, model_sha256
+from coalmine.log.rounds_file import MAGIC, RoundLog, decode, encode
+from coalmine.measure.round import Final, Round
+from coalmine.measure.settings import Settings
+from coalmine.verdict.coverage import AuditedItem
+from coalmine.verification import verify_run
 
 DIM, ROUNDS = 600, 6
 CONFIG = {

@@ -6,8 +6,8 @@ import torch
 if not torch.cuda.is_available():
     pytest.skip("needs a CUDA device", allow_module_level=True)
 
-from coalmine.audit.noise_law import NoiseParts, _device_sums, _numbers, _scaled, _sums
 from coalmine.canaries.layer_sums_triton import LayerSums
+from coalmine.measure.noise_law import NoiseParts, _device_sums, _numbers, _scaled, _sums
 
 
 @pytest.mark.parametrize("with_total", [True, False])

@@ -16,11 +16,11 @@ from click.testing import CliRunner
 
 import coalmine
 from coalmine import Claim, RunDirectory
-from coalmine.audit.derivation import derive_result
 from coalmine.cli.main import app, main
-from coalmine.storage import files
-from coalmine.storage.files import json_ready, write_atomically
-from coalmine.storage.seed_file import read_seed, write_seed
+from coalmine.log import files
+from coalmine.log.files import json_ready, write_atomically
+from coalmine.log.seed_file import read_seed, write_seed
+from coalmine.result.derivation import derive_result
 
 STORED = Path(__file__).parents[1] / "golden" / "stored"
 PROGRAM = [sys.executable, "-m", "coalmine"]
@@ -160,7 +160,7 @@ def test_a_new_seed_leaves_nothing_on_a_full_disk(tmp_path, monkeypatch):
     def full(_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("coalmine.storage.seed_file.os.fsync", full)
+    monkeypatch.setattr("coalmine.log.seed_file.os.fsync", full)
     with pytest.raises(OSError, match="No space"):
         write_seed(tmp_path / "seed")
     assert not (tmp_path / "seed").exists()

@@ -159,7 +159,7 @@ def test_a_run_writes_its_directory(finished):
 
 
 def test_a_run_can_be_verified(finished):
-    from coalmine.storage.seed_file import DEMO_SEED
+    from coalmine.log.seed_file import DEMO_SEED
 
     seed = finished.parent / "seed"
     seed.write_text(str(DEMO_SEED + 1))
@@ -441,7 +441,7 @@ def test_a_folder_that_cannot_be_written_is_one_line(tmp_path, capsys):
 
 @pytest.mark.full
 def test_a_second_process_cannot_write_to_the_run(finished):
-    from coalmine.storage.run_directory import RunDirectory
+    from coalmine.log.run_directory import RunDirectory
 
     home = RunDirectory(finished)
     home.lock()
@@ -523,7 +523,7 @@ SAMPLED = ("--participation", "poisson", "--clients-per-round", "20", "--noise-m
 
 def test_the_accountants_epsilon_passes_and_is_verified(tmp_path, capsys):
     """30 rounds at q = 0.1: three legs pass, and the analytical epsilon is printed next to the claim."""
-    from coalmine.storage.seed_file import DEMO_SEED
+    from coalmine.log.seed_file import DEMO_SEED
 
     run = tmp_path / "run"
     ends_with(0, "run", *SHORT, *SAMPLED, "--claim", "accountant", "--out", run)  # samples canaries as clients

@@ -9,9 +9,6 @@ import pytest
 from scipy.stats import norm
 
 from coalmine import Audit, Claim
-from coalmine.audit.legs import SampledClaim
-from coalmine.audit.noise_signal import NoiseSignal
-from coalmine.audit.verdict import POWER, TEST_LEVEL, UNDERPOWERED, Verdict, _sampled_power
 from coalmine.estimators.amplification import amplified_epsilon
 from coalmine.estimators.gaussian_fit import epsilon_estimate
 from coalmine.estimators.gaussians import Gaussian
@@ -25,6 +22,9 @@ from coalmine.estimators.planning import (
 )
 from coalmine.estimators.sampling import FixedSize, Poisson, Shuffled
 from coalmine.estimators.variance import Sample, point_epsilon
+from coalmine.evidence.noise_signal import NoiseSignal
+from coalmine.verdict.amplified_claim import SampledClaim
+from coalmine.verdict.verdict import POWER, TEST_LEVEL, UNDERPOWERED, Verdict, _sampled_power
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,6 @@ from flwr.serverapp.strategy import (  # noqa: E402
 )
 
 from coalmine import Claim, mechanism_epsilon  # noqa: E402
-from coalmine.audit.verification import verify_run  # noqa: E402
 from coalmine.canaries import rotation_numpy  # noqa: E402
 from coalmine.cli.compare import compare  # noqa: E402
 from coalmine.estimators.correlated import BandedNoise  # noqa: E402
@@ -53,6 +52,7 @@ from coalmine.integrations.flower import Announcement, Observer, audited, canary
 from coalmine.integrations.flower.arrays import Layout  # noqa: E402
 from coalmine.integrations.flower.canary_clients import ASSIGNED  # noqa: E402
 from coalmine.integrations.flower.strategy import NO_CANARY  # noqa: E402
+from coalmine.verification import verify_run  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("quiet_flower")
 

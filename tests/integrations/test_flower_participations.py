@@ -31,8 +31,8 @@ from flwr.clientapp.mod import LocalDpMod  # noqa: E402
 from flwr.serverapp.strategy import FedMedian  # noqa: E402
 
 from coalmine import Claim, FixedSize, mechanism_epsilon  # noqa: E402
-from coalmine.audit.verification import verify_run  # noqa: E402
 from coalmine.integrations.flower import audited, canary_mod  # noqa: E402
+from coalmine.verification import verify_run  # noqa: E402
 
 DELTA = 1e-5
 SEEDS = range(3)

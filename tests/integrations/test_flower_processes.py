@@ -16,8 +16,8 @@ require("sklearn")
 from flower_processes import Processes, environment  # noqa: E402
 
 from coalmine import RunDirectory  # noqa: E402
-from coalmine.audit.verification import verify_run  # noqa: E402
 from coalmine.integrations.flower.server_checkpoint import load_checkpoint  # noqa: E402
+from coalmine.verification import verify_run  # noqa: E402
 
 EXAMPLE_SEED = b"insecure"
 

@@ -29,8 +29,8 @@ from coalmine.integrations.flower import Announcement, Observer, audited, canary
 from coalmine.integrations.flower import strategy as strategy_module  # noqa: E402
 from coalmine.integrations.flower.arrays import as_record  # noqa: E402
 from coalmine.integrations.flower.canary_clients import parse_canaries  # noqa: E402
-from coalmine.storage.rounds_file import RoundLog  # noqa: E402
-from coalmine.storage.seed_file import read_seed  # noqa: E402
+from coalmine.log.rounds_file import RoundLog  # noqa: E402
+from coalmine.log.seed_file import read_seed  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("quiet_flower")
 

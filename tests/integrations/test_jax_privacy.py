@@ -11,7 +11,7 @@ from jax_privacy import batch_selection  # noqa: E402
 from jax_training import DELTA, EXAMPLES, POISSON, RATE, STEPS, gaussian, legs, train  # noqa: E402
 
 from coalmine import Claim, Poisson, amplified_epsilon, mechanism_epsilon  # noqa: E402
-from coalmine.audit.legs import SampledClaim  # noqa: E402
+from coalmine.verdict.amplified_claim import SampledClaim  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:optax.global_norm is deprecated:DeprecationWarning")
 

@@ -29,14 +29,14 @@ from torch import nn  # noqa: E402
 from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
 
 from coalmine import Audit, Claim, mechanism_epsilon  # noqa: E402
-from coalmine.audit.ladder import ladder  # noqa: E402
-from coalmine.audit.verification import verify_run  # noqa: E402
 from coalmine.cli.compare import compare  # noqa: E402
 from coalmine.estimators.sampling import Poisson  # noqa: E402
+from coalmine.evidence.ladder import ladder  # noqa: E402
 from coalmine.integrations.journal import Journal  # noqa: E402
 from coalmine.integrations.opacus import audited, named_layers, unaudited  # noqa: E402
 from coalmine.integrations.opacus_distributed import OneProcess  # noqa: E402
 from coalmine.integrations.setup import refuse_result  # noqa: E402
+from coalmine.verification import verify_run  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings(*WARNINGS)
 

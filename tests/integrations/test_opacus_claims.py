@@ -17,9 +17,9 @@ from opacus_target import EPOCHS, RATE, STEPS, Run  # noqa: E402
 from opacus_training import WARNINGS, make, quoted, run_epoch, start  # noqa: E402
 
 from coalmine import Audit, Claim, ViolationError, mechanism_epsilon  # noqa: E402
-from coalmine.audit.verification import verify_run  # noqa: E402
 from coalmine.estimators.sampling import Poisson  # noqa: E402
 from coalmine.integrations.opacus import audited, unaudited  # noqa: E402
+from coalmine.verification import verify_run  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings(*WARNINGS, "ignore:GDP accounting is experimental")
 

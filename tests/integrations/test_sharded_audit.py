@@ -8,8 +8,8 @@ from sharded_ranks import SHAPES, observe, shard, training  # noqa: E402
 from torch_ranks import Ranks  # noqa: E402
 
 from coalmine import Audit, Claim, mechanism_epsilon  # noqa: E402
-from coalmine.audit.derivation import derive_result  # noqa: E402
-from coalmine.storage import audit_snapshot  # noqa: E402
+from coalmine.log import audit_snapshot  # noqa: E402
+from coalmine.result.derivation import derive_result  # noqa: E402
 
 OPTIONS = {"canaries": 200, "seed": b"the secret of all ranks", "delta": 1e-5, "rounds": 20}
 CLAIM = Claim(float(mechanism_epsilon(1.0, delta=1e-5)))

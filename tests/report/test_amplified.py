@@ -10,9 +10,8 @@ from matplotlib.figure import Figure
 from runs import make_run, make_sampled_run
 
 from coalmine import Poisson, amplified_epsilon
-from coalmine.audit.ladder import RUNGS
-from coalmine.audit.verdict import UNDERPOWERED, VIOLATION, Verdict
 from coalmine.cli import main as cli
+from coalmine.evidence.ladder import RUNGS
 from coalmine.report import plots, read_run, write_report
 from coalmine.report.advice import LEG_ADVICE, next_steps
 from coalmine.report.figures import loss_picture
@@ -22,6 +21,7 @@ from coalmine.report.page import run_page
 from coalmine.report.sentences import ATTACKERS, UNDECIDED, verdict_sentence
 from coalmine.report.summary import key_figures, legs_of
 from coalmine.report.table_rows import shown_rows
+from coalmine.verdict.verdict import UNDERPOWERED, VIOLATION, Verdict
 
 
 @pytest.fixture(scope="module")

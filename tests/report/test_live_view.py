@@ -8,9 +8,9 @@ import pytest
 from rich.console import Console
 from runs import make_run
 
+from coalmine.log.run_directory import RunDirectory
 from coalmine.report.live_view import Watcher, screen
 from coalmine.report.trackers import MLflow, TensorBoard
-from coalmine.storage.run_directory import RunDirectory
 
 
 def render(frame):

@@ -10,9 +10,9 @@ from matplotlib.figure import Figure
 from runs import make_run
 
 from coalmine import CosineNull, Gaussian
-from coalmine.audit.ladder import Scores
-from coalmine.audit.views import views
 from coalmine.estimators.planning import plan_audit
+from coalmine.evidence.ladder import Scores
+from coalmine.evidence.views import views
 from coalmine.report import plots, read_run
 from coalmine.report.svg import needs_matplotlib, save_plot
 from coalmine.report.table_rows import all_rows, shown_rows

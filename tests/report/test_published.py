@@ -8,15 +8,16 @@ import pytest
 from runs import make_run
 
 from coalmine import Audit, TreeNoise
-from coalmine.audit.ladder import ladder
-from coalmine.audit.published import canife_needs, checkpoint_scores, published_rows
 from coalmine.estimators.literature.all_estimators import literature_rows
 from coalmine.estimators.literature.jagielski2020 import jagielski2020_row
+from coalmine.evidence.ladder import ladder
+from coalmine.evidence.literature import canife_needs, checkpoint_scores, published_rows
+from coalmine.log.rounds_file import Entry, RoundLog
+from coalmine.measure.round import Round
+from coalmine.measure.settings import checked_settings
 from coalmine.report import read_run
 from coalmine.report.document import report_text
 from coalmine.report.table_rows import strongest_row
-from coalmine.storage.record import checked_settings
-from coalmine.storage.rounds_file import Entry, Round, RoundLog
 
 DELTA, BACK_FRONT = "Jagielski 2023, delta", "Jagielski 2023, back-front"
 

@@ -6,13 +6,13 @@ import time
 import numpy as np
 import pytest
 
-from coalmine.audit.claim import Claim
-from coalmine.audit.derivation import derive_result
-from coalmine.audit.schedule import spread_schedule
+from coalmine.log.run_directory import RunDirectory
+from coalmine.measure.round import Final, Round
+from coalmine.measure.schedule import spread_schedule
+from coalmine.measure.settings import checked_settings
 from coalmine.report import write_report
-from coalmine.storage.record import checked_settings
-from coalmine.storage.rounds_file import Final, Round
-from coalmine.storage.run_directory import RunDirectory
+from coalmine.result.derivation import derive_result
+from coalmine.verdict.claim import Claim
 
 ROUNDS, CANARIES, DIM = 2_048, 2_000, 100_000
 

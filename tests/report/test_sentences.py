@@ -7,13 +7,13 @@ import math
 import pytest
 from runs import HOSTILE, make_run
 
-from coalmine.audit.verdict import UNDERPOWERED, VIOLATION, Verdict
 from coalmine.report import read_run
 from coalmine.report.advice import next_steps
 from coalmine.report.markdown import as_dict, markdown
 from coalmine.report.page import run_page
 from coalmine.report.sentences import format_number, meaning, percent, posterior, scope_sentence, verdict_sentence
 from coalmine.report.table_rows import strongest_row
+from coalmine.verdict.verdict import UNDERPOWERED, VIOLATION, Verdict
 
 
 @pytest.mark.parametrize(

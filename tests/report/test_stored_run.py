@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 from runs import make_run
 
-from coalmine.audit.ladder import ladder
-from coalmine.audit.result import AuditResult
-from coalmine.audit.views import views
+from coalmine.evidence.ladder import ladder
+from coalmine.evidence.views import views
+from coalmine.log.mapped_rounds import map_rounds
+from coalmine.log.run_directory import RunDirectory
 from coalmine.report import plots, read_run, round_views, write_report
 from coalmine.report.document import report_text
 from coalmine.report.figures import run_pictures
 from coalmine.report.stored_run import read_runs
 from coalmine.report.table_rows import main_rows, strongest_row
-from coalmine.storage.mapped_rounds import map_rounds
-from coalmine.storage.run_directory import RunDirectory
+from coalmine.result.audit_result import AuditResult
 
 
 @pytest.fixture(scope="module")

@@ -6,8 +6,7 @@ import json
 import pytest
 from runs import make_run
 
-from coalmine.audit.gauge import Gauge
-from coalmine.audit.result import AuditResult
+from coalmine.evidence.gauges.gauge import Gauge
 from coalmine.report import read_run
 from coalmine.report.advice import GAUGE_ADVICE, gauge_steps
 from coalmine.report.markdown import markdown
@@ -16,6 +15,7 @@ from coalmine.report.sentences import QUESTIONS, format_number
 from coalmine.report.summary import coverage_lines, folded_line, gauge_lines, key_figures
 from coalmine.report.table_rows import all_rows, folded_rows, rung_verdict, shown_rows, top_row
 from coalmine.report.trainer_entries import client_exposure, note_lines
+from coalmine.result.audit_result import AuditResult
 
 GROUPS = {"canaries": 140, "presentations": (1, 2, 3, 4)}
 

@@ -7,6 +7,7 @@ import pytest
 
 pytest.importorskip("torch")
 
+from coalmine.log.run_directory import RunDirectory
 from coalmine.reproduction import beyond_the_paper as beyond
 from coalmine.reproduction import run_grid
 from coalmine.reproduction import table_3_accuracy as accuracy
@@ -22,7 +23,6 @@ from coalmine.simulation.config import (
     RunConfig,
     TaskSettings,
 )
-from coalmine.storage.run_directory import RunDirectory
 from resumed import comparable_result
 
 TINY = RunConfig(

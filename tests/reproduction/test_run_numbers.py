@@ -8,6 +8,8 @@ import pytest
 
 pytest.importorskip("torch")
 
+from coalmine.log.files import json_ready
+from coalmine.log.run_directory import RunDirectory
 from coalmine.reproduction.experiment_options import Options
 from coalmine.reproduction.run_grid import PlannedRun, carry_out
 from coalmine.reproduction.run_numbers import read_finished, read_json, rung, training_seconds
@@ -18,8 +20,6 @@ from coalmine.simulation.config import (
     PrivacySettings,
     RunConfig,
 )
-from coalmine.storage.files import json_ready
-from coalmine.storage.run_directory import RunDirectory
 
 
 @pytest.fixture(scope="module")

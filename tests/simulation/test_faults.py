@@ -11,8 +11,8 @@ pytest.importorskip("torch")
 
 import torch
 
-from coalmine.audit.gauge import Gauge
-from coalmine.audit.signatures import SIGNATURES, evidence_of, likely_faults
+from coalmine.evidence.gauges.gauge import Gauge
+from coalmine.known_faults import SIGNATURES, evidence_of, likely_faults
 from coalmine.simulation import faults
 from coalmine.simulation.dp_fedavg import Steps
 from coalmine.simulation.faults import STEPS, evidence, margins, selftest_config, try_fault

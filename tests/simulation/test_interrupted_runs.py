@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 import safetensors
 
+from coalmine.log.rounds_file import MAGIC, RoundLog
+from coalmine.log.seed_file import DEMO_SEED
 from coalmine.simulation.training_checkpoint import NAME, PREVIOUS
-from coalmine.storage.rounds_file import MAGIC, RoundLog
-from coalmine.storage.seed_file import DEMO_SEED
 from resumed import comparable
 
 pytest.importorskip("sklearn")

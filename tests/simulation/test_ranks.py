@@ -15,7 +15,7 @@ import pytest
 import torch
 from commands import command, lines_of, without_torch
 
-from coalmine.audit.audit import Audit
+from coalmine.audit import Audit
 from coalmine.data import data_folder
 from coalmine.simulation import RunConfig
 from coalmine.simulation.client_sums import divide_clients

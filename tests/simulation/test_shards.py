@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from commands import command, lines_of
 
+from coalmine.log import files
+from coalmine.log.run_directory import RunDirectory
 from coalmine.simulation.sweep import FAILURE, Shard, make_points, run_sweep
-from coalmine.storage import files
-from coalmine.storage.run_directory import RunDirectory
 from resumed import comparable
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs a fork server")

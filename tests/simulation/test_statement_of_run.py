@@ -6,11 +6,11 @@ import tomllib
 import pytest
 from statements import complete, values
 
-from coalmine.audit.verification import verify_run
+from coalmine.log.seed_file import DEMO_SEED
 from coalmine.simulation import training_run
 from coalmine.simulation.config import RunConfig
 from coalmine.simulation.planned_privacy import PlannedPrivacy
-from coalmine.storage.seed_file import DEMO_SEED
+from coalmine.verification import verify_run
 from coalmine.version import __version__
 
 

@@ -8,12 +8,12 @@ import pytest
 
 pytest.importorskip("torch")
 
-from coalmine.audit.verification import verify_run
 from coalmine.report import write_report
 from coalmine.simulation.config import CanarySettings, ClaimSettings, ParticipationSettings, PrivacySettings, RunConfig
 from coalmine.simulation.dp_fedavg import Steps
 from coalmine.simulation.noise_addition import gaussian_noise
 from coalmine.simulation.training_run import resume, simulate, start
+from coalmine.verification import verify_run
 
 ROUNDS = 60
 CONFIG = RunConfig(

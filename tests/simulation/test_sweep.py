@@ -148,6 +148,6 @@ def test_resumed_run_keeps_its_number_of_threads(tmp_path):
 
 
 def read_stored(directory):
-    from coalmine.storage.run_directory import RunDirectory
+    from coalmine.log.run_directory import RunDirectory
 
     return RunDirectory(directory).read_config()

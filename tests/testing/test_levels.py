@@ -5,15 +5,15 @@ import pytest
 from aggregators import DELTA, clip, multiplier, noised_mean, noised_sum
 
 from coalmine import Claim
-from coalmine.audit.gauge import LEVEL as GAUGE_LEVEL
-from coalmine.audit.gauge import Gauge
-from coalmine.audit.stated_noise import StatedNoise
-from coalmine.audit.verdict import BOUND_LEVEL, SCAN_LEVEL, TEST_LEVEL, Evidence, case_of, proves
+from coalmine.evidence.gauges.gauge import LEVEL as GAUGE_LEVEL
+from coalmine.evidence.gauges.gauge import Gauge
+from coalmine.evidence.stated_noise import StatedNoise
 from coalmine.testing import check_private
 from coalmine.testing.call_plan import CERTAIN
 from coalmine.testing.mechanism_check import _plan
 from coalmine.testing.shaped_calls import LEVEL
 from coalmine.testing.tested_mechanism import checked_mechanism
+from coalmine.verdict.verdict import BOUND_LEVEL, SCAN_LEVEL, TEST_LEVEL, Evidence, case_of, proves
 
 pytestmark = pytest.mark.full
 

@@ -11,7 +11,7 @@ from aggregators import DELTA, clip, multiplier, noised_mean, noised_sum, with_n
 from scipy.stats import nct
 
 from coalmine import AuditResult, BandedNoise, TreeNoise
-from coalmine.storage.files import json_ready
+from coalmine.log.files import json_ready
 from coalmine.testing import PrivacyNote, assert_private, check_private
 from coalmine.testing.call_plan import ScoreTest, plan_calls
 

@@ -2,10 +2,10 @@
 
 import click
 
-from coalmine.audit.one_release import Kind
-from coalmine.audit.one_release import audit_gaussian_mechanism as audit
 from coalmine.cli.options import COUNT, JSON, Command, Verbosity
 from coalmine.cli.output import print_json, print_table, progress_bar, shown_number, shown_spread
+from coalmine.evidence.gaussian_mechanism import Kind
+from coalmine.evidence.gaussian_mechanism import audit_gaussian_mechanism as audit
 
 
 @click.command(cls=Command)

@@ -10,16 +10,16 @@ from typing import Any, get_args
 import click
 
 from coalmine.argument_checks import one_line
-from coalmine.audit.result import AuditResult
-from coalmine.audit.verdict import Outcome
 from coalmine.cli.exit_codes import VERDICT_CODES
 from coalmine.cli.junit import Case, write_junit
 from coalmine.cli.options import COUNT, JSON, Command, Verbosity, argument, topic
 from coalmine.cli.output import print_json, print_line, print_lines, progress_of
+from coalmine.result.audit_result import AuditResult
 from coalmine.testing.assertion import describe_failure, measured_epsilon, properties
 from coalmine.testing.mechanism_check import check_private
 from coalmine.testing.tested_mechanism import Adjacency, Aggregate
 from coalmine.testing.update_arrays import LIBRARIES
+from coalmine.verdict.verdict import Outcome
 
 Function = Callable[..., Any]
 

@@ -11,14 +11,14 @@ from typing import Any
 import click
 
 from coalmine.argument_checks import printable
-from coalmine.audit.ladder import RUNGS
-from coalmine.audit.result import AuditResult
 from coalmine.cli.exit_codes import BAD_INPUT
 from coalmine.cli.named_runs import find_runs, how_to_finish, is_finished, print_notes, print_problems, read_result
 from coalmine.cli.options import JSON, Command, run_directories
 from coalmine.cli.output import print_json, print_table, shown_number
+from coalmine.evidence.ladder import RUNGS
 from coalmine.report import plots, read_run
 from coalmine.report.svg import save_plot
+from coalmine.result.audit_result import AuditResult
 
 logger = logging.getLogger("coalmine")
 FEW = 4  # most numbers of presentations that a table lists

@@ -11,15 +11,6 @@ import numpy as np
 from rich.console import Console
 
 from coalmine.argument_checks import Floats, whole_number
-from coalmine.audit.claim import Claim
-from coalmine.audit.score_result import (
-    LARGEST,
-    SMALLEST,
-    ScoredCanaries,
-    ScoreResult,
-    checked_scores,
-    estimate_from_scores,
-)
 from coalmine.cli.exit_codes import VERDICT_CODES
 from coalmine.cli.options import COUNT, JSON, Command, argument
 from coalmine.cli.output import print_json, print_table, shown_number, shows_bars
@@ -29,7 +20,16 @@ from coalmine.estimators.literature.all_estimators import compare_estimators
 from coalmine.estimators.literature.literature_row import LiteratureRow
 from coalmine.estimators.null import CosineNull
 from coalmine.estimators.variance import Variance
-from coalmine.storage.score_files import STDIN, read_scores
+from coalmine.log.score_files import STDIN, read_scores
+from coalmine.verdict.claim import Claim
+from coalmine.verdict.scores_estimate import (
+    LARGEST,
+    SMALLEST,
+    ScoredCanaries,
+    ScoreResult,
+    checked_scores,
+    estimate_from_scores,
+)
 
 POINTWISE = ("paper", "clopper-pearson")  # methods that are valid at one threshold, but not at the best of many
 CANARY_SHARE = 0.04  # share of the vector's squared length that lowers the mean score by 2 %

@@ -7,7 +7,7 @@ from typing import Literal
 from xml.etree import ElementTree
 
 from coalmine.argument_checks import printable
-from coalmine.storage.files import write_atomically
+from coalmine.log.files import write_atomically
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from coalmine.audit.result import AuditResult
 from coalmine.cli.output import print_error
-from coalmine.storage.run_directory import RunDirectory, is_run, runs_in
+from coalmine.log.run_directory import RunDirectory, is_run, runs_in
+from coalmine.result.audit_result import AuditResult
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from coalmine.argument_checks import Floats, one_line, printable
-from coalmine.storage.files import json_ready, write_atomically
+from coalmine.log.files import json_ready, write_atomically
 
 
 def print_line(text: str) -> None:

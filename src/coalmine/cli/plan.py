@@ -8,7 +8,6 @@ from typing import Any
 import click
 
 from coalmine.argument_checks import one_number, unit_interval, whole_number
-from coalmine.audit.verdict import POWER, ROUNDED, TEST_LEVEL
 from coalmine.cli.options import COUNT, JSON, Command, Verbosity
 from coalmine.cli.output import print_json, print_table, progress_bar, shown_number
 from coalmine.cli.sampling_options import read_scheme, sampling_options
@@ -29,6 +28,7 @@ from coalmine.estimators.planning import (
 from coalmine.estimators.sampling import Sampling, sampling_to_dict
 from coalmine.report import plots
 from coalmine.report.svg import save_plot
+from coalmine.verdict.verdict import POWER, ROUNDED, TEST_LEVEL
 
 USUAL = (100, 300, 1_000, 3_000, 10_000)
 USUAL_EPSILON = 3.0  # the interval is shown at this epsilon unless the user names one

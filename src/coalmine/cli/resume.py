@@ -8,7 +8,7 @@ from coalmine.argument_checks import shown
 from coalmine.cli.interruption import resumable
 from coalmine.cli.options import JSON, Command, Verbosity, argument
 from coalmine.cli.run import PAGE, follow_rank_0, join_ranks, live_progress, report, training_extra
-from coalmine.storage.run_directory import RunDirectory
+from coalmine.log.run_directory import RunDirectory
 
 
 @click.command(cls=Command)

@@ -13,7 +13,6 @@ from rich.console import Console
 from rich.progress import BarColumn
 from rich.progress import Progress as Bar
 
-from coalmine.audit.claim import MECHANISM
 from coalmine.cli.exit_codes import VERDICT_CODES
 from coalmine.cli.interruption import resumable
 from coalmine.cli.options import COUNT, DATA_DIR, JSON, Command, Verbosity, topic
@@ -28,9 +27,10 @@ from coalmine.cli.output import (
     shown_number,
     shows_bars,
 )
+from coalmine.log.run_directory import RunDirectory
 from coalmine.report import write_report
 from coalmine.report.summary import key_figures, summary_lines, verdict_lines
-from coalmine.storage.run_directory import RunDirectory
+from coalmine.verdict.claim import MECHANISM
 
 if TYPE_CHECKING:
     from coalmine.simulation.config import RunConfig

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from coalmine.audit.signatures import SIGNATURES, Signature, likely_faults
 from coalmine.cli.options import JSON, Command, Verbosity
 from coalmine.cli.output import print_json, print_table, progress_bar, shown_number
+from coalmine.known_faults import SIGNATURES, Signature, likely_faults
 
 if TYPE_CHECKING:
-    from coalmine.audit.result import AuditResult
+    from coalmine.result.audit_result import AuditResult
     from coalmine.simulation.faults import Margin, Trial
 
 NAMES = [fault.name for fault in SIGNATURES]

@@ -6,11 +6,11 @@ import click
 
 from coalmine.cli.options import Command, argument
 from coalmine.cli.output import print_line, print_lines
+from coalmine.log.files import write_atomically
 from coalmine.report.document import is_own_file
 from coalmine.report.statement import read_statement
 from coalmine.report.statement_facts import NO_FACTS, read_facts, template
 from coalmine.report.statement_formats import Format, statement_text
-from coalmine.storage.files import write_atomically
 
 
 @click.command(cls=Command)

@@ -12,7 +12,6 @@ from rich.console import Console
 from rich.progress import BarColumn
 from rich.progress import Progress as Bar
 
-from coalmine.audit.result import AuditResult
 from coalmine.cli.compare import print_results, run_record
 from coalmine.cli.exit_codes import BAD_INPUT, VERDICT_CODES
 from coalmine.cli.interruption import resumable
@@ -20,7 +19,8 @@ from coalmine.cli.named_runs import read_result
 from coalmine.cli.options import JSON, Command, Verbosity, argument
 from coalmine.cli.output import PlainColumn, print_error, print_json, print_line, shows_bars
 from coalmine.cli.run import FILE, training_extra
-from coalmine.storage.run_directory import runs_in
+from coalmine.log.run_directory import runs_in
+from coalmine.result.audit_result import AuditResult
 
 if TYPE_CHECKING:
     from coalmine.simulation.sweep import SweepProgress, SweepRun

@@ -8,14 +8,14 @@ from typing import Literal
 import click
 
 from coalmine.argument_checks import one_line, one_number
-from coalmine.audit.claim import Claim
-from coalmine.audit.result import AuditResult
-from coalmine.audit.verification import judge_again
 from coalmine.cli.exit_codes import BAD_INPUT, VERDICT_CODES
 from coalmine.cli.junit import Case, write_junit
 from coalmine.cli.named_runs import find_runs, how_to_finish, is_finished, print_notes, print_problems, read_result
 from coalmine.cli.options import Command, run_directories
 from coalmine.cli.output import print_columns, print_json, shown_number
+from coalmine.result.audit_result import AuditResult
+from coalmine.verdict.claim import Claim
+from coalmine.verification import judge_again
 
 NO_VERDICT = "no verdict: "  # start of the note in which an integration says why it made no claim
 NO_CLAIM = (

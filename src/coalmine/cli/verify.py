@@ -4,12 +4,12 @@ from pathlib import Path
 
 import click
 
-from coalmine.audit.verification import Check, verify_run
 from coalmine.cli.options import Command, argument
 from coalmine.cli.output import print_columns, print_json, print_line
+from coalmine.log.seed_file import read_seed, write_seed
 from coalmine.report.statement_check import check_statement
 from coalmine.report.statement_facts import read_facts
-from coalmine.storage.seed_file import read_seed, write_seed
+from coalmine.verification import Check, verify_run
 
 UNVERIFIED = Check("run", None, "give --seed-file to verify the run itself: a statement is worth no more than its run")
 

@@ -10,14 +10,14 @@ import click
 from rich.console import Console
 from rich.live import Live
 
-from coalmine.audit.claim import Claim
 from coalmine.cli.exit_codes import VERDICT_CODES
 from coalmine.cli.options import COUNT, Command, FiniteRange, argument
 from coalmine.cli.output import print_error, print_line
+from coalmine.log.run_directory import is_run
 from coalmine.report.document import write_live_page
 from coalmine.report.live_view import Frame, Watcher, screen
 from coalmine.report.trackers import MLflow, TensorBoard, Tracker
-from coalmine.storage.run_directory import is_run
+from coalmine.verdict.claim import Claim
 
 RELOADED = 5  # least seconds between reloads of the live page
 DRAWING = 3.0  # least wait before drawing the page again, as a multiple of the time that drawing took

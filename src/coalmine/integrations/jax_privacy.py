@@ -39,16 +39,12 @@ except ImportError as error:
     raise ImportError("auditing jax_privacy needs: pip install 'coalmine[jax]'") from error
 
 from coalmine.argument_checks import count_of, shown
-from coalmine.audit.audit import Audit
-from coalmine.audit.claim import Claim
-from coalmine.audit.coverage import AuditedItem
-from coalmine.audit.dilution import CanaryShare, DilutionReader
-from coalmine.audit.result import AuditResult
-from coalmine.audit.schedule import Indices
-from coalmine.audit.views import read_log
+from coalmine.audit import Audit
 from coalmine.canaries.array_types import is_traced
 from coalmine.estimators.amplification import PLD
 from coalmine.estimators.correlated import BandedNoise
+from coalmine.evidence.dilution import CanaryShare, DilutionReader
+from coalmine.evidence.views import read_log
 from coalmine.integrations.journal import Journal
 from coalmine.integrations.rewound_noise import METRIC, RewoundNoise
 from coalmine.integrations.setup import (
@@ -60,6 +56,10 @@ from coalmine.integrations.setup import (
     refuse_finished,
     watch_noise,
 )
+from coalmine.measure.schedule import Indices
+from coalmine.result.audit_result import AuditResult
+from coalmine.verdict.claim import Claim
+from coalmine.verdict.coverage import AuditedItem
 
 __all__ = ["AuditState", "AuditedPrivatizer", "audited", "banded_noise", "known_steps_claim", "named_leaves"]
 UNSURE = 0.5  # standard reach of the canaries' share above which present and absent canaries look alike

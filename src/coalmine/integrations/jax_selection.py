@@ -7,8 +7,8 @@ import numpy as np
 from jax_privacy.batch_selection import BatchSelectionStrategy
 
 from coalmine.argument_checks import one_number, shown, whole_number
-from coalmine.audit.audit import Audit
-from coalmine.audit.schedule import Indices
+from coalmine.audit import Audit
+from coalmine.measure.schedule import Indices
 
 USUAL_CANARIES = 1_000  # default number, if the data set has as many examples
 

@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 from scipy.special import betaincinv
 
-from coalmine.audit.audit import Audit
-from coalmine.audit.claim import TERMS, Claim
-from coalmine.audit.coverage import AuditedItem
-from coalmine.audit.ladder import presented_times
-from coalmine.audit.pipeline_record import accountant_version, of_library
-from coalmine.audit.result import AuditResult
-from coalmine.audit.verdict import ROUNDED
+from coalmine.audit import Audit
 from coalmine.estimators.mechanism import mechanism_epsilon
 from coalmine.estimators.sampling import Poisson
+from coalmine.evidence.ladder import presented_times
 from coalmine.integrations.setup import check_delta
+from coalmine.result.audit_result import AuditResult
+from coalmine.verdict.claim import TERMS, Claim
+from coalmine.verdict.coverage import AuditedItem
+from coalmine.verdict.pipeline_record import accountant_version, of_library
+from coalmine.verdict.verdict import ROUNDED
 
 LIBRARIES = {  # for each trainer: its distribution on PyPI, and its privacy unit
     "flower": ("flwr", "client"),

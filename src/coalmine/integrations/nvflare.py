@@ -27,15 +27,15 @@ except ImportError as error:
     raise ImportError("auditing NVFlare needs: pip install 'coalmine[nvflare]'") from error
 
 from coalmine.argument_checks import shown
-from coalmine.audit.alarm import ViolationError
-from coalmine.audit.audit import Audit, Seed
-from coalmine.audit.claim import Claim
-from coalmine.audit.coverage import AuditedItem
-from coalmine.audit.result import AuditResult
+from coalmine.audit import Audit, Seed
 from coalmine.canaries import RotatedCanaries
 from coalmine.integrations.journal import Journal, seen_accounting
 from coalmine.integrations.setup import full_claim, nonnegative, positive, refuse_result, watch_noise
-from coalmine.storage.seed_file import read_seed
+from coalmine.log.seed_file import read_seed
+from coalmine.result.audit_result import AuditResult
+from coalmine.verdict.alarm import ViolationError
+from coalmine.verdict.claim import Claim
+from coalmine.verdict.coverage import AuditedItem
 
 __all__ = ["AuditFilter", "CanaryFilter", "audited"]
 CANARY = "coalmine-canary"

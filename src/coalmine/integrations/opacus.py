@@ -32,15 +32,8 @@ except ImportError as error:
     raise ImportError("auditing Opacus needs: pip install 'coalmine[opacus]'") from error
 
 from coalmine.argument_checks import Floats, count_of, one_number, shown, whole_number
-from coalmine.audit.audit import Audit
-from coalmine.audit.claim import Claim
-from coalmine.audit.coverage import AuditedItem
-from coalmine.audit.pipeline_record import LONGEST_UNIT, ROW
-from coalmine.audit.ranks import Ranks, Reduce
-from coalmine.audit.result import AuditResult
-from coalmine.audit.schedule import Indices
-from coalmine.audit.training_gauges import FEWEST_ROUNDS
-from coalmine.audit.vectors import NotFiniteError
+from coalmine.audit import Audit
+from coalmine.evidence.gauges.training_gauges import FEWEST_ROUNDS
 from coalmine.integrations.journal import Journal
 from coalmine.integrations.opacus_accounting import (
     UNIT,
@@ -62,6 +55,13 @@ from coalmine.integrations.opacus_distributed import (
 )
 from coalmine.integrations.setup import CLIP_SCALE, AuditSettings, positive, watch_noise
 from coalmine.integrations.watched_sampler import PickedRows, check_loader
+from coalmine.measure.ranks import Ranks, Reduce
+from coalmine.measure.schedule import Indices
+from coalmine.measure.vectors import NotFiniteError
+from coalmine.result.audit_result import AuditResult
+from coalmine.verdict.claim import Claim
+from coalmine.verdict.coverage import AuditedItem
+from coalmine.verdict.pipeline_record import LONGEST_UNIT, ROW
 
 __all__ = ["audited", "named_layers", "trained_parameters", "unaudited"]
 # By default, canaries go through the clip if those of one step hold at most this many numbers: 64 MB in single precision,

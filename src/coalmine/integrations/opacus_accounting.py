@@ -12,8 +12,8 @@ from opacus.accountants import IAccountant
 from opacus.optimizers import AdaClipDPOptimizer, DPOptimizer
 
 from coalmine.argument_checks import count_of, one_number
-from coalmine.audit.claim import NOISES, Claim
 from coalmine.estimators.sampling import Poisson
+from coalmine.verdict.claim import NOISES, Claim
 
 UNIT, ADJACENCY = "row", "add or remove one"  # what Opacus's accountants count
 MOST_DISTINCT = 64  # most different steps for which the accountant is asked: it composes them one by one

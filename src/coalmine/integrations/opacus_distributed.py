@@ -18,12 +18,12 @@ from opacus.optimizers.ddpoptimizer_fast_gradient_clipping import DistributedDPO
 from torch.distributed.tensor import DTensor
 
 from coalmine.argument_checks import Floats, shown
-from coalmine.audit.audit import Audit
-from coalmine.audit.ranks import Ranks, Reduce
+from coalmine.audit import Audit
 from coalmine.integrations.opacus_accounting import ADJACENCY, UNIT
 from coalmine.integrations.setup import AuditSettings, new_audit_settings, own_audit, refuse_finished, set_up_audit
 from coalmine.integrations.torch_distributed import GroupSum, reduce_over
-from coalmine.storage.record import BLOCK_EACH
+from coalmine.measure.ranks import Ranks, Reduce
+from coalmine.measure.settings import BLOCK_EACH
 
 # Up to this many parameters, vectors of all of them are kept on a GPU between steps: 128 MB each in single precision.
 MOST_KEPT = 1 << 25

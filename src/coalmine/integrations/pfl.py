@@ -21,12 +21,12 @@ except ImportError as error:
     raise ImportError("auditing pfl needs an environment of its own with: pip install 'coalmine[pfl]'") from error
 
 from coalmine.argument_checks import shown
-from coalmine.audit.audit import Audit
-from coalmine.audit.claim import Claim
-from coalmine.audit.coverage import AuditedItem
-from coalmine.audit.result import AuditResult
+from coalmine.audit import Audit
 from coalmine.integrations.journal import Journal, seen_accounting
 from coalmine.integrations.setup import CLIP_SCALE, AuditSettings, nonnegative, positive, set_up_audit, watch_noise
+from coalmine.result.audit_result import AuditResult
+from coalmine.verdict.claim import Claim
+from coalmine.verdict.coverage import AuditedItem
 
 __all__ = ["AuditedMechanism", "audited"]
 PREFIX = "canary-"

@@ -9,9 +9,9 @@ from typing import NamedTuple
 import numpy as np
 
 from coalmine.argument_checks import Floats
-from coalmine.audit.audit import Audit
-from coalmine.audit.coverage import AuditedItem
-from coalmine.storage.rounds_file import Round
+from coalmine.audit import Audit
+from coalmine.measure.round import Round
+from coalmine.verdict.coverage import AuditedItem
 
 MOST_KEPT = 4_096  # unobserved canaries along which a round is kept
 FEWEST_KEPT = 50  # fewest of them that can be compared

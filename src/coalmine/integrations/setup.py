@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
 from coalmine.argument_checks import nonnegative_array, one_number, positive_array, shown
-from coalmine.audit.audit import Audit, OnViolation, Seed
-from coalmine.audit.claim import Claim
+from coalmine.audit import Audit, OnViolation, Seed
 from coalmine.estimators.mechanism import mechanism_epsilon
-from coalmine.storage.record import TOLERANCE
-from coalmine.storage.seed_file import read_seed
+from coalmine.log.commitment import TOLERANCE
+from coalmine.log.seed_file import read_seed
+from coalmine.verdict.claim import Claim
 
 CLIP_SCALE = 10.0  # length of a canary in clip norms, before a clip
 

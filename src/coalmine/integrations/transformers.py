@@ -24,10 +24,10 @@ except ImportError as error:
     raise ImportError("auditing a Hugging Face Trainer needs: pip install 'coalmine[transformers]'") from error
 
 from coalmine.argument_checks import shown
-from coalmine.audit.audit import Audit
-from coalmine.audit.result import AuditResult
+from coalmine.audit import Audit
 from coalmine.integrations import opacus
 from coalmine.integrations.setup import AuditSettings
+from coalmine.result.audit_result import AuditResult
 
 __all__ = ["AuditCallback", "PrivateTraining", "audited"]
 IGNORED = -100  # the label of a token that is not predicted

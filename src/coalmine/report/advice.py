@@ -2,13 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 
-from coalmine.audit.gauge import LAYER, Gauge
-from coalmine.audit.result import AuditResult
-from coalmine.audit.signatures import likely_faults
-from coalmine.audit.verdict import Verdict
+from coalmine.evidence.gauges.gauge import LAYER, Gauge
+from coalmine.known_faults import likely_faults
 from coalmine.report.sentences import format_number, shorten
 from coalmine.report.stored_run import Run
 from coalmine.report.table_rows import strongest_row, top_row
+from coalmine.result.audit_result import AuditResult
+from coalmine.verdict.verdict import Verdict
 
 LESS_NOISE = (
     "There is less noise than stated. Compare the standard deviation of the sampled noise with the noise multiplier "

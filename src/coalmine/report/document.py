@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
+from coalmine.log.files import json_ready, write_atomically
+from coalmine.log.run_directory import runs_in
 from coalmine.report.live_view import AlarmState
 from coalmine.report.markdown import as_dict, markdown
 from coalmine.report.page import LivePage, comparison_page, run_page, waiting_page
 from coalmine.report.stored_run import Run, read_run, read_runs
-from coalmine.storage.files import json_ready, write_atomically
-from coalmine.storage.run_directory import runs_in
 
 OWN_FILES = (
     "config.toml",

@@ -4,12 +4,12 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from coalmine.audit.ladder import RUNGS, LadderReader, Scores
-from coalmine.audit.result import CONFIDENCE, AuditResult
-from coalmine.audit.views import Look
 from coalmine.estimators.all_iterates import estimate_from_iterates
 from coalmine.estimators.gaussian_fit import EpsilonEstimate, epsilon_estimate
 from coalmine.estimators.variance import Variance
+from coalmine.evidence.ladder import RUNGS, LadderReader, Scores
+from coalmine.evidence.views import Look
+from coalmine.result.audit_result import CONFIDENCE, AuditResult
 
 POINTS = 8
 

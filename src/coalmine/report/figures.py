@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from coalmine.argument_checks import printable
-from coalmine.audit.gauge import Gauge
-from coalmine.audit.ladder import RUNGS, Scores
-from coalmine.audit.result import AuditResult, Row
-from coalmine.audit.result_rows import POOR_FIT
-from coalmine.audit.unknown_round import RUNG as UNKNOWN_ROUND
-from coalmine.audit.unknown_round import LossFit
+from coalmine.evidence.gauges.gauge import Gauge
+from coalmine.evidence.ladder import RUNGS, Scores
+from coalmine.evidence.unknown_round import RUNG as UNKNOWN_ROUND
+from coalmine.evidence.unknown_round import LossFit
 from coalmine.report import plots
 from coalmine.report.sentences import format_number, interval_words
 from coalmine.report.stored_run import Run
 from coalmine.report.svg import draw, one_axes, themed
 from coalmine.report.table_rows import all_rows, main_rows, row_of, shown_rows
 from coalmine.report.trainer_entries import whole
+from coalmine.result.audit_result import AuditResult, Row
+from coalmine.result.rows import POOR_FIT
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -13,19 +13,19 @@ from rich.table import Table
 from rich.text import Text
 
 from coalmine.argument_checks import one_line
-from coalmine.audit.alarm import Alarm, AlarmReader
-from coalmine.audit.claim import Claim
-from coalmine.audit.gauge_reader import read_gauges
-from coalmine.audit.ladder import RUNGS, ladder
-from coalmine.audit.result import AuditResult
 from coalmine.estimators.gaussian_fit import EpsilonEstimate
+from coalmine.evidence.gauges.gauge_reader import read_gauges
+from coalmine.evidence.ladder import RUNGS, ladder
+from coalmine.log.mapped_rounds import Rounds, map_rounds
+from coalmine.log.round_schema import check_fit, check_values
+from coalmine.log.run_directory import RunDirectory
+from coalmine.measure.settings import Settings
 from coalmine.report.epsilon_by_round import estimate_scores, largest_groups
 from coalmine.report.sentences import ATTACKERS, format_number, shorten
 from coalmine.report.summary import coverage_lines, key_figures, legs_of
-from coalmine.storage.mapped_rounds import Rounds, map_rounds
-from coalmine.storage.record import Settings
-from coalmine.storage.round_schema import check_fit, check_values
-from coalmine.storage.run_directory import RunDirectory
+from coalmine.result.audit_result import AuditResult
+from coalmine.verdict.alarm import Alarm, AlarmReader
+from coalmine.verdict.claim import Claim
 
 MOST_COSINES = 4_000_000  # read for one frame
 SHARE = 0.1  # of the time that the estimates may take

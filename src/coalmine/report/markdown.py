@@ -5,8 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from coalmine.argument_checks import one_line
-from coalmine.audit.gauge import LAYER
-from coalmine.audit.result import AuditResult
+from coalmine.evidence.gauges.gauge import LAYER
 from coalmine.report.advice import next_steps
 from coalmine.report.sentences import (
     ATTACKERS,
@@ -22,6 +21,7 @@ from coalmine.report.stored_run import Run
 from coalmine.report.summary import claim_words, folded_line, key_figures, legs_of, tensor_names
 from coalmine.report.table_rows import published_row, row_warnings, rung_verdict, shown_rows, top_row
 from coalmine.report.trainer_entries import client_exposure, note_lines
+from coalmine.result.audit_result import AuditResult
 from coalmine.version import __version__
 
 

@@ -20,8 +20,7 @@ from typing import Any
 
 from jinja2 import Environment
 
-from coalmine.audit.gauge import LAYER
-from coalmine.audit.result import AuditResult
+from coalmine.evidence.gauges.gauge import LAYER
 from coalmine.report import plots
 from coalmine.report.advice import next_steps
 from coalmine.report.figures import comparison_pictures, run_pictures
@@ -56,6 +55,7 @@ from coalmine.report.table_rows import (
 )
 from coalmine.report.templating import new_environment
 from coalmine.report.trainer_entries import accounted_epsilon, client_exposure, note_lines
+from coalmine.result.audit_result import AuditResult
 from coalmine.version import __version__
 
 PACKAGES = ("numpy", "scipy", "matplotlib")

@@ -19,14 +19,14 @@ import numpy as np
 from scipy.special import ndtri
 
 from coalmine.argument_checks import Floats
-from coalmine.audit.ladder import RUNGS, Scores
-from coalmine.audit.result import AuditResult, Row
-from coalmine.audit.unknown_round import RUNG as UNKNOWN_ROUND
-from coalmine.audit.unknown_round import LossFit
-from coalmine.audit.views import View
 from coalmine.estimators.bounds import is_law, log_upper_tail
 from coalmine.estimators.gaussians import Gaussian
+from coalmine.evidence.ladder import RUNGS, Scores
+from coalmine.evidence.unknown_round import RUNG as UNKNOWN_ROUND
+from coalmine.evidence.unknown_round import LossFit
+from coalmine.evidence.views import View
 from coalmine.report.table_rows import shown_rows
+from coalmine.result.audit_result import AuditResult, Row
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from coalmine.audit.views import Look, View
-from coalmine.storage.record import Settings
+from coalmine.evidence.views import Look, View
+from coalmine.measure.settings import Settings
 
 MOST_SCORES = 5_000_000  # over all rounds; beyond that, fewer unobserved canaries are kept
 FEWEST_UNOBSERVED = 256

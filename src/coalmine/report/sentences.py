@@ -2,10 +2,10 @@
 
 import math
 
-from coalmine.audit.result import AuditResult
 from coalmine.estimators.literature.literature_row import LiteratureRow
 from coalmine.report.stored_run import Run
 from coalmine.report.table_rows import TableRow, top_row
+from coalmine.result.audit_result import AuditResult
 
 ATTACKERS = {
     "final": "sees the final model",

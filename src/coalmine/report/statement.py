@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from coalmine.argument_checks import one_line
-from coalmine.audit.result import AuditResult
+from coalmine.log.commitment import Commitment
+from coalmine.log.run_directory import RunDirectory
 from coalmine.report.sentences import format_number, format_rounds, meaning, posterior
 from coalmine.report.statement_facts import NO_FACTS, Facts
 from coalmine.report.statement_items import (
@@ -28,8 +29,7 @@ from coalmine.report.statement_items import (
     guarantee_items,
     mechanism_items,
 )
-from coalmine.storage.record import Commitment
-from coalmine.storage.run_directory import RunDirectory
+from coalmine.result.audit_result import AuditResult
 from coalmine.version import __version__
 
 SCHEMA_VERSION = 1

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from coalmine.argument_checks import shown
-from coalmine.audit.verification import Check
+from coalmine.log.commitment import alike
+from coalmine.log.files import json_ready, parse_json, read_regular
 from coalmine.report.statement import PrivacyStatement, read_statement
 from coalmine.report.statement_facts import NO_FACTS, Facts, facts_from_dict
 from coalmine.report.statement_formats import Format, statement_text
-from coalmine.storage.files import json_ready, parse_json, read_regular
-from coalmine.storage.record import alike
+from coalmine.verification import Check
 
 LARGEST_FILE = 1 << 24  # bytes
 MOST_NAMED = 5  # differences in one message

@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from coalmine.argument_checks import shown
-from coalmine.storage.files import read_regular
+from coalmine.log.files import read_regular
 
 LARGEST_FILE = 1 << 18  # bytes
 LONGEST_TEXT = 4_000  # characters

@@ -10,13 +10,10 @@ from typing import Any, Literal
 
 from coalmine.argument_checks import one_line
 from coalmine.argument_checks import shown as quoted
-from coalmine.audit.coverage import AuditedItem
-from coalmine.audit.gauge import LAYER, Gauge
-from coalmine.audit.pipeline_record import CLOSED_FORM, LONGEST_UNIT, ROW, PipelineRecord
-from coalmine.audit.result import AuditResult
-from coalmine.audit.verdict import ROUNDED
 from coalmine.estimators.correlated import TreeNoise
 from coalmine.estimators.mechanism import mechanism_epsilon
+from coalmine.evidence.gauges.gauge import LAYER, Gauge
+from coalmine.log.commitment import Commitment
 from coalmine.report.sentences import (
     ATTACKERS,
     format_number,
@@ -28,7 +25,10 @@ from coalmine.report.sentences import (
 from coalmine.report.statement_facts import Facts
 from coalmine.report.table_rows import TableRow, top_row
 from coalmine.report.trainer_entries import client_exposure, number
-from coalmine.storage.record import Commitment
+from coalmine.result.audit_result import AuditResult
+from coalmine.verdict.coverage import AuditedItem
+from coalmine.verdict.pipeline_record import CLOSED_FORM, LONGEST_UNIT, ROW, PipelineRecord
+from coalmine.verdict.verdict import ROUNDED
 
 Basis = Literal["observed", "recorded by the run", "stated by the operator", "not stated"]
 OBSERVED: Basis = "observed"

@@ -7,24 +7,25 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from coalmine.audit.derivation import derive_result, derive_scores
-from coalmine.audit.gauge import Gauge
-from coalmine.audit.gauge_reader import GaugeReader, read_gauges
-from coalmine.audit.ladder import LadderReader, Scores, ladder
-from coalmine.audit.published import published_rows
-from coalmine.audit.result import CONFIDENCE, AuditResult
-from coalmine.audit.views import Reader, View
 from coalmine.estimators.gaussian_fit import EpsilonEstimate
 from coalmine.estimators.literature.literature_row import LiteratureRow
+from coalmine.evidence.gauges.gauge import Gauge
+from coalmine.evidence.gauges.gauge_reader import GaugeReader, read_gauges
+from coalmine.evidence.ladder import LadderReader, Scores, ladder
+from coalmine.evidence.literature import published_rows
+from coalmine.evidence.views import Reader, View
+from coalmine.log.commitment import Commitment
+from coalmine.log.mapped_rounds import Rounds, map_rounds
+from coalmine.log.round_schema import check_fit
+from coalmine.log.run_directory import RunDirectory
+from coalmine.measure.settings import FEWEST, Settings
 from coalmine.report import plots
 from coalmine.report.epsilon_by_round import EpsilonReader
 from coalmine.report.round_views import ViewsReader
 from coalmine.report.table_rows import main_rows, published_row
 from coalmine.report.trainer_entries import number
-from coalmine.storage.mapped_rounds import Rounds, map_rounds
-from coalmine.storage.record import FEWEST, Commitment, Settings
-from coalmine.storage.round_schema import check_fit
-from coalmine.storage.run_directory import RunDirectory
+from coalmine.result.audit_result import CONFIDENCE, AuditResult
+from coalmine.result.derivation import derive_result, derive_scores
 
 logger = logging.getLogger("coalmine")
 MOST_COSINES = 60_000_000  # of one run; beyond that, fewer unobserved canaries are read

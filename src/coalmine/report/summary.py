@@ -4,11 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from coalmine.audit.claim import Claim
-from coalmine.audit.coverage import AuditedItem
-from coalmine.audit.gauge import LAYER, Gauge
-from coalmine.audit.result import AuditResult
-from coalmine.audit.verdict import Verdict
+from coalmine.evidence.gauges.gauge import LAYER, Gauge
 from coalmine.report.advice import gauge_steps
 from coalmine.report.sentences import LEGS, format_number, format_rounds, interval_text, shorten
 from coalmine.report.table_rows import TableRow, folded_rows, row_warnings, top_row
@@ -20,6 +16,10 @@ from coalmine.report.trainer_entries import (
     number,
     whole,
 )
+from coalmine.result.audit_result import AuditResult
+from coalmine.verdict.claim import Claim
+from coalmine.verdict.coverage import AuditedItem
+from coalmine.verdict.verdict import Verdict
 
 MOST_NAMED = 12  # tensors in a line of text
 NOT_SEEN = "not seen: "

@@ -9,8 +9,8 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from coalmine.log.files import write_atomically
 from coalmine.report import plots
-from coalmine.storage.files import write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

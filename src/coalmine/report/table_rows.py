@@ -4,8 +4,8 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from coalmine.audit.ladder import RUNGS, Scores
-from coalmine.audit.result import CONFIDENCE, Adversary, AuditResult, Headline, Row
+from coalmine.evidence.ladder import RUNGS, Scores
+from coalmine.result.audit_result import CONFIDENCE, Adversary, AuditResult, Headline, Row
 
 Kind = Literal["estimate", "heuristic", "valid bound"]
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from coalmine.audit.result import AuditResult
+from coalmine.result.audit_result import AuditResult
 
 TOO_FEW = "too few to say anything"  # the end of a note on a small group of canaries
 

@@ -7,13 +7,13 @@ import numpy as np
 from scipy.stats import binom
 
 from coalmine.argument_checks import count_of
-from coalmine.audit.audit import Audit
-from coalmine.audit.claim import Claim
+from coalmine.audit import Audit
 from coalmine.estimators.amplification import amplified_epsilon
 from coalmine.estimators.sampling import Poisson, RandomAllocation
 from coalmine.reproduction.experiment import Account, Check, Experiment, Found, Table, all_of, interval_shown, shown
 from coalmine.reproduction.experiment_options import Options
 from coalmine.reproduction.run_grid import Follow
+from coalmine.verdict.claim import Claim
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

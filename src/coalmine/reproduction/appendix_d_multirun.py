@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from scipy.special import stdtrit
 
-from coalmine.audit.audit import Audit
-from coalmine.audit.ladder import Scores, ladder
+from coalmine.audit import Audit
 from coalmine.estimators.gaussian_fit import epsilon_estimate
+from coalmine.evidence.ladder import Scores, ladder
+from coalmine.log.files import write_atomically
 from coalmine.reproduction.experiment import Account, Check, Experiment, Found, Table, no_runs, shown
 from coalmine.reproduction.experiment_options import Options
 from coalmine.reproduction.run_grid import Follow, OutOfTimeError
@@ -36,7 +37,6 @@ from coalmine.simulation.config import (
 from coalmine.simulation.engines import ClientSettings
 from coalmine.simulation.server_optimizer import ServerSettings
 from coalmine.simulation.training_run import prepared
-from coalmine.storage.files import write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from coalmine.audit.ladder import RUNGS
+from coalmine.evidence.ladder import RUNGS
 from coalmine.reproduction import paper_claims
 from coalmine.reproduction.experiment import Account, Check, Experiment, Found, Table, beside, interval_shown, shown
 from coalmine.reproduction.experiment_options import RUNS, Options

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from coalmine.log.files import write_atomically
 from coalmine.report.svg import STYLE, needs_matplotlib
 from coalmine.reproduction.experiment_options import Options
-from coalmine.storage.files import write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

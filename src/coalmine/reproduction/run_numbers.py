@@ -14,15 +14,15 @@ import numpy as np
 import numpy.typing as npt
 from scipy.stats import gaussian_kde
 
-from coalmine.audit.ladder import Scores, ladder, presented_times
-from coalmine.audit.result import AuditResult, Row
 from coalmine.data.catalogue import DATASETS
 from coalmine.estimators.gaussian_fit import epsilon_estimate
 from coalmine.estimators.intervals import Interval
 from coalmine.estimators.mechanism import mechanism_epsilon
-from coalmine.storage.record import Settings
-from coalmine.storage.rounds_file import RoundLog
-from coalmine.storage.run_directory import RunDirectory
+from coalmine.evidence.ladder import Scores, ladder, presented_times
+from coalmine.log.rounds_file import RoundLog
+from coalmine.log.run_directory import RunDirectory
+from coalmine.measure.settings import Settings
+from coalmine.result.audit_result import AuditResult, Row
 
 RunNumbers = dict[str, Any]
 POINTS = 61  # points of a density

@@ -24,6 +24,7 @@ from coalmine.estimators.literature.thresholds import error_counts
 from coalmine.estimators.literature.zanella_beguelin import posterior_epsilon
 from coalmine.estimators.mechanism import mechanism_epsilon
 from coalmine.estimators.null import CosineNull
+from coalmine.log.files import write_atomically
 from coalmine.reproduction.experiment import Account, Check, Experiment, Found, Table, all_of, no_runs, shown
 from coalmine.reproduction.experiment_options import Options
 from coalmine.reproduction.paper import CANIFE_ANALYTICAL
@@ -31,7 +32,6 @@ from coalmine.reproduction.run_grid import Follow
 from coalmine.simulation.canife.comparison import Comparison, Trained, train
 from coalmine.simulation.config import EngineSettings
 from coalmine.simulation.tasks import load_task
-from coalmine.storage.files import write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from coalmine.audit.cohort_sampling import cohort_sampling, cohort_size
 from coalmine.estimators.sampling import Sampling
+from coalmine.evidence.cohort_sampling import cohort_sampling, cohort_size
 from coalmine.simulation.config import RunConfig
 from coalmine.simulation.participation import (
     FixedSize,

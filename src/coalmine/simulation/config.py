@@ -14,17 +14,17 @@ from typing import Any, cast
 import torch
 
 from coalmine.argument_checks import delta_array, nonnegative_array, one_number, shown, unit_interval, whole_number
-from coalmine.audit.cohort_sampling import SAMPLED
 from coalmine.estimators.correlated import CorrelatedNoise
+from coalmine.evidence.cohort_sampling import SAMPLED
+from coalmine.log.files import read_regular
+from coalmine.log.seed_file import DEMO_SEED, read_seed
+from coalmine.measure.settings import MOST_ROUNDS
 from coalmine.simulation.clipping import CLIPPINGS, AdaptiveClipping, Clipping, FixedClipping
 from coalmine.simulation.engines import ENGINES, PRECISIONS, ClientSettings
 from coalmine.simulation.noise_addition import NOISES, noise_law
 from coalmine.simulation.participation import PARTICIPATIONS
 from coalmine.simulation.server_optimizer import ServerSettings
 from coalmine.simulation.tasks import TASKS
-from coalmine.storage.files import read_regular
-from coalmine.storage.record import MOST_ROUNDS
-from coalmine.storage.seed_file import DEMO_SEED, read_seed
 
 LEVELS = ("client", "example")
 PATHS = (("canaries", "seed_file"), ("participation", "rounds_file"), ("task", "data_dir"))

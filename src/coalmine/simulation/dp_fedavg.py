@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from coalmine.audit.audit import Audit
+from coalmine.audit import Audit
 from coalmine.canaries.rotation_numpy import stay_in_one_thread
 from coalmine.simulation.client_sums import ClientSums, equal_weights
 from coalmine.simulation.clipping import Clipping, clip_factors

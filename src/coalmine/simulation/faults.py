@@ -1,6 +1,6 @@
 """Deliberate privacy faults: `coalmine selftest` puts them into the training loop and checks that the audit detects them.
 
-A fault replaces one of the loop's `Steps`; the loop itself has no branch for faults. `coalmine.audit.signatures` lists the
+A fault replaces one of the loop's `Steps`; the loop itself has no branch for faults. `coalmine.known_faults` lists the
 effects of each fault, so that a report can name the likely one.
 """
 
@@ -12,18 +12,18 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from coalmine.audit.claim import Claim
-from coalmine.audit.derivation import derive_result
-from coalmine.audit.gauge import Gauge
-from coalmine.audit.result import AuditResult
-from coalmine.audit.signatures import SIGNATURES, Signature, likely_faults
 from coalmine.estimators.mechanism import mechanism_epsilon
+from coalmine.evidence.gauges.gauge import Gauge
+from coalmine.known_faults import SIGNATURES, Signature, likely_faults
+from coalmine.log.rounds_file import WithoutOthers
+from coalmine.result.audit_result import AuditResult
+from coalmine.result.derivation import derive_result
 from coalmine.simulation.config import CanarySettings, ParticipationSettings, PrivacySettings, RunConfig
 from coalmine.simulation.dp_fedavg import Steps, clients_part
 from coalmine.simulation.engines import ClientSettings
 from coalmine.simulation.noise_addition import gaussian_noise, noised_average
 from coalmine.simulation.training_run import prepared
-from coalmine.storage.rounds_file import WithoutOthers
+from coalmine.verdict.claim import Claim
 
 
 @dataclass(frozen=True)

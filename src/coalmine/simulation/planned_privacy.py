@@ -5,9 +5,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from coalmine.audit.claim import Claim
-from coalmine.audit.coverage import AuditedItem
-from coalmine.audit.pipeline_record import CLOSED_FORM, accountant_version, of_library
 from coalmine.estimators.amplification import AmplifiedEpsilon, amplified_epsilon
 from coalmine.estimators.correlated import CorrelatedNoise
 from coalmine.estimators.mechanism import mechanism_epsilon
@@ -15,6 +12,9 @@ from coalmine.simulation.clipping import Clipping
 from coalmine.simulation.cohorts import Cohorts, sampling_of
 from coalmine.simulation.config import RunConfig
 from coalmine.simulation.exposure import CanaryExposures, Exposure, canary_exposures, exposed_epsilon, most_exposed
+from coalmine.verdict.claim import Claim
+from coalmine.verdict.coverage import AuditedItem
+from coalmine.verdict.pipeline_record import CLOSED_FORM, accountant_version, of_library
 
 log = logging.getLogger(__name__)
 

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from typing import Any
 
-from coalmine.audit.result import AuditResult
-from coalmine.audit.verdict import Verdict
+from coalmine.result.audit_result import AuditResult
 from coalmine.simulation.config import RunConfig
+from coalmine.verdict.verdict import Verdict
 
 
 @dataclass(frozen=True, kw_only=True)

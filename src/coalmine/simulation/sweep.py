@@ -27,10 +27,10 @@ import torch
 
 from coalmine.argument_checks import shown, whole_number
 from coalmine.canaries.array_types import cores
+from coalmine.log.files import write_atomically
+from coalmine.log.run_directory import RunDirectory
 from coalmine.simulation.config import RunConfig, defaults_of, merged, read_config
 from coalmine.simulation.training_run import Progress, check_plans, resume, start
-from coalmine.storage.files import write_atomically
-from coalmine.storage.run_directory import RunDirectory
 
 log = logging.getLogger("coalmine")
 LONGEST_NAME = 120

@@ -9,10 +9,10 @@ import safetensors
 import torch
 from safetensors import torch as safetensors_torch
 
+from coalmine.log.checkpoints import load_newest
+from coalmine.log.files import write_atomically
 from coalmine.simulation.config import RunConfig
 from coalmine.simulation.dp_fedavg import TrainingState
-from coalmine.storage.checkpoints import load_newest
-from coalmine.storage.files import write_atomically
 
 NAME = "checkpoint.safetensors"
 PREVIOUS = "checkpoint.previous.safetensors"

@@ -14,12 +14,14 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from coalmine.audit.audit import Audit
-from coalmine.audit.coverage import AuditedItem
-from coalmine.audit.vectors import NotFiniteError
-from coalmine.audit.verification import INITIAL
+from coalmine.audit import Audit
 from coalmine.canaries.array_types import cores
 from coalmine.estimators.sampling import Shuffled
+from coalmine.log.commitment import Statement, model_sha256
+from coalmine.log.files import json_ready, remove_drafts, write_atomically
+from coalmine.log.result_file import PIPELINE_ITEMS
+from coalmine.log.run_directory import RunDirectory
+from coalmine.measure.vectors import NotFiniteError
 from coalmine.simulation.client_sums import ClientSums, engine_of
 from coalmine.simulation.cohorts import Cohorts, plan_cohorts, sampling_of
 from coalmine.simulation.config import RunConfig, TaskSettings
@@ -34,10 +36,8 @@ from coalmine.simulation.randomness import torch_stream
 from coalmine.simulation.run_outcome import RunOutcome
 from coalmine.simulation.tasks import Task, load_task
 from coalmine.simulation.training_checkpoint import load_checkpoint, save_checkpoint
-from coalmine.storage.files import json_ready, remove_drafts, write_atomically
-from coalmine.storage.record import Statement, model_sha256
-from coalmine.storage.result_file import PIPELINE_ITEMS
-from coalmine.storage.run_directory import RunDirectory
+from coalmine.verdict.coverage import AuditedItem
+from coalmine.verification import INITIAL
 
 log = logging.getLogger(__name__)
 ROUNDS_DIGEST = "rounds.sha256"  # SHA-256 of the rounds file, in the format of sha256sum

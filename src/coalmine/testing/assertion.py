@@ -4,9 +4,9 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-from coalmine.audit.result import AuditResult, format_interval, format_number
-from coalmine.audit.verdict import Outcome
+from coalmine.result.audit_result import AuditResult, format_interval, format_number
 from coalmine.testing.mechanism_check import check_private
+from coalmine.verdict.verdict import Outcome
 
 
 class PrivacyNote(UserWarning):

@@ -11,9 +11,9 @@ from scipy.optimize import brentq
 from scipy.special import ndtr, ndtri
 
 from coalmine.argument_checks import Floats
-from coalmine.audit.verdict import POWER, TEST_LEVEL
 from coalmine.estimators.mechanism import mechanism_noise
-from coalmine.storage.record import FEWEST
+from coalmine.measure.settings import FEWEST
+from coalmine.verdict.verdict import POWER, TEST_LEVEL
 
 FEWEST_CALLS = 3  # repeated noise shows only between calls
 FEWEST_CANARIES = 20

@@ -3,10 +3,10 @@
 import math
 from dataclasses import dataclass
 
-from coalmine.audit.result import AuditResult
-from coalmine.audit.signatures import evidence_of
-from coalmine.audit.verdict import Outcome
+from coalmine.known_faults import evidence_of
+from coalmine.result.audit_result import AuditResult
 from coalmine.testing.tested_mechanism import Mechanism
+from coalmine.verdict.verdict import Outcome
 
 APART = 4.0  # standard errors by which two measured norms must differ
 UNCLIPPED = 50.0  # ratio of the measured norms at 1,000 and 10 clip norms: 100 without clipping, 1 with it

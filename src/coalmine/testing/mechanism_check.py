@@ -11,13 +11,11 @@ from typing import Any
 import numpy as np
 
 from coalmine.argument_checks import WrongTypeError, shown
-from coalmine.audit.audit import Seed
-from coalmine.audit.coverage import AuditedItem, Status
-from coalmine.audit.result import AuditResult
-from coalmine.audit.verdict import ROUNDED, Outcome, Verdict, gauge_verdict
+from coalmine.audit import Seed
 from coalmine.canaries.secret import secret_seed
+from coalmine.canaries.seeds import seed_bytes
 from coalmine.estimators.correlated import CorrelatedNoise
-from coalmine.storage.record import seed_bytes
+from coalmine.result.audit_result import AuditResult
 from coalmine.testing.call_plan import (
     CERTAIN,
     MOST_CALLS,
@@ -39,6 +37,8 @@ from coalmine.testing.release_calls import ROUNDED_NOISE, Progress, ReleaseTrial
 from coalmine.testing.shaped_calls import ShapedPattern, shaped_patterns
 from coalmine.testing.tested_mechanism import Adjacency, Aggregate, Mechanism, checked_mechanism
 from coalmine.testing.update_arrays import Form
+from coalmine.verdict.coverage import AuditedItem, Status
+from coalmine.verdict.verdict import ROUNDED, Outcome, Verdict, gauge_verdict
 
 LONGEST_ASSORTED = 30.0  # largest norm of the pattern, in clip norms
 NOISE_RATIO = (

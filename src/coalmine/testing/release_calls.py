@@ -9,25 +9,25 @@ import numpy as np
 import numpy.typing as npt
 
 from coalmine.argument_checks import Floats
-from coalmine.audit.audit import Audit
-from coalmine.audit.derivation import derive_result, derive_scores
-from coalmine.audit.gauge import LEVEL, Gauge
-from coalmine.audit.gauge_reader import GaugeReader
-from coalmine.audit.ladder import LadderReader
-from coalmine.audit.noise_law import resolution_of
-from coalmine.audit.noise_signal import NoiseSignal
-from coalmine.audit.result import AuditResult, Headline
-from coalmine.audit.sketch_gauges import Pairs, repeated_rounds
-from coalmine.audit.stated_noise import StatedReader
-from coalmine.audit.verdict import Evidence, Verdict, judge
-from coalmine.audit.views import read_log
+from coalmine.audit import Audit
 from coalmine.estimators.mechanism import mechanism_epsilon, mechanism_noise
+from coalmine.evidence.gauges.gauge import LEVEL, Gauge
+from coalmine.evidence.gauges.gauge_reader import GaugeReader
+from coalmine.evidence.gauges.sketch_gauges import Pairs, repeated_rounds
+from coalmine.evidence.ladder import LadderReader
+from coalmine.evidence.noise_signal import NoiseSignal
+from coalmine.evidence.stated_noise import StatedReader
+from coalmine.evidence.views import read_log
+from coalmine.measure.noise_law import resolution_of
+from coalmine.result.audit_result import AuditResult, Headline
+from coalmine.result.derivation import derive_result, derive_scores
 from coalmine.testing.call_plan import CallPlan, Indices, Pattern
 from coalmine.testing.likely_fault import Reading
 from coalmine.testing.shaped_calls import LEVEL as CLIENT_LEVEL
 from coalmine.testing.shaped_calls import ShapedCall, ShapedPattern, client_verdict, judge_shaped
 from coalmine.testing.tested_mechanism import Mechanism
 from coalmine.testing.update_arrays import Shapes, released_vector
+from coalmine.verdict.verdict import Evidence, Verdict, judge
 
 Progress = Callable[[int, int], None]
 CREDIBLE_STDS = 3.0  # standard errors by which the canaries' measured norm may differ from that of a sum or a mean

@@ -13,8 +13,8 @@ import numpy.typing as npt
 from scipy.special import bdtrc, erf, ncfdtr
 
 from coalmine.argument_checks import Floats
-from coalmine.audit.noise_signal import NoiseSignal
-from coalmine.audit.verdict import Outcome, Verdict
+from coalmine.evidence.noise_signal import NoiseSignal
+from coalmine.verdict.verdict import Outcome, Verdict
 
 LEVEL = 1e-4  # of each test of shaped calls or single clients, over all calls of a check
 STRETCH = 8  # one-hot updates often lie in one of this many parts of the coordinates

@@ -15,12 +15,12 @@ from coalmine.argument_checks import (
     unit_interval,
     whole_number,
 )
-from coalmine.audit.claim import Claim
-from coalmine.audit.verdict import ROUNDED
 from coalmine.estimators.correlated import CorrelatedNoise
 from coalmine.estimators.mechanism import mechanism_noise
 from coalmine.testing.call_plan import ScoreTest
 from coalmine.testing.update_arrays import Shapes, UpdateForm, checked_shapes
+from coalmine.verdict.claim import Claim
+from coalmine.verdict.verdict import ROUNDED
 
 Adjacency = Literal["zero-out", "add-remove", "replace-one"]
 Aggregate = Literal["sum", "mean"]

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from flwr.app import Array, ArrayRecord
 
 from coalmine.argument_checks import shown
-from coalmine.storage.files import write_atomically
+from coalmine.log.files import write_atomically
 
 Row = npt.NDArray[Any]
 BUFFERS = ("running_mean", "running_var", "num_batches_tracked")

@@ -12,12 +12,14 @@ import numpy as np
 from flwr.app import ConfigRecord, Context, Message
 
 from coalmine.argument_checks import one_number, shown, whole_number
-from coalmine.audit.audit import Audit
+from coalmine.audit import Audit
 from coalmine.canaries import RotatedCanaries, SphereCanaries
+from coalmine.canaries.seeds import is_guessable
 from coalmine.integrations.flower.arrays import Layout
-from coalmine.storage.files import write_atomically
-from coalmine.storage.record import Commitment, Settings, is_guessable
-from coalmine.storage.seed_file import read_seed
+from coalmine.log.commitment import Commitment
+from coalmine.log.files import write_atomically
+from coalmine.log.seed_file import read_seed
+from coalmine.measure.settings import Settings
 
 if TYPE_CHECKING:
     from flwr.clientapp.typing import ClientAppCallable

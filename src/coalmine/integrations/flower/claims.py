@@ -5,7 +5,7 @@ Flower's settings are known by their attributes, because `flwr.supercore.privacy
 
 from typing import Any
 
-from coalmine.audit.claim import Claim
+from coalmine.verdict.claim import Claim
 
 SETTINGS = ("target_delta", "neighboring_relation", "sampling_method", "max_epsilon")  # of Flower's PrivacyConfig
 

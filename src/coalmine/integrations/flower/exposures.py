@@ -13,11 +13,11 @@ import numpy as np
 from flwr.app import Message
 
 from coalmine.argument_checks import count_of
-from coalmine.audit.audit import Audit
-from coalmine.audit.claim import Claim
-from coalmine.audit.coverage import AuditedItem
+from coalmine.audit import Audit
 from coalmine.estimators.mechanism import mechanism_epsilon
 from coalmine.integrations.journal import most_presentations
+from coalmine.verdict.claim import Claim
+from coalmine.verdict.coverage import AuditedItem
 
 UNIT = "client"  # of a claim that does not state one
 SAME = 1e-6  # relative difference that is due to rounding

@@ -8,16 +8,16 @@ import numpy as np
 from flwr.app import Array
 
 from coalmine.argument_checks import whole_number
-from coalmine.audit.audit import Audit
-from coalmine.audit.claim import Claim
-from coalmine.audit.result import AuditResult
-from coalmine.audit.schedule import Indices
+from coalmine.audit import Audit
 from coalmine.integrations.flower.arrays import Layout, Row, as_record, load_row, save_row
 from coalmine.integrations.flower.canary_clients import Announcement, checked_partitions, checked_seed
 from coalmine.integrations.flower.exposures import UNIT
 from coalmine.integrations.flower.scope import UNKNOWN_TO_OBSERVER, observer_items
 from coalmine.integrations.journal import Journal
 from coalmine.integrations.setup import CLIP_SCALE, nonnegative, positive, refuse_finished
+from coalmine.measure.schedule import Indices
+from coalmine.result.audit_result import AuditResult
+from coalmine.verdict.claim import Claim
 
 logger = logging.getLogger("flwr.coalmine")  # goes to the same handlers as Flower's own log
 INITIAL, FINAL = "audit/initial.npy", "model.npy"

@@ -11,8 +11,8 @@ from flwr.serverapp.strategy import (
     DifferentialPrivacyServerSideFixedClipping,
 )
 
-from coalmine.audit.audit import Audit
-from coalmine.audit.coverage import AuditedItem
+from coalmine.audit import Audit
+from coalmine.verdict.coverage import AuditedItem
 
 SERVER_CLIP = (DifferentialPrivacyServerSideFixedClipping, DifferentialPrivacyServerSideAdaptiveClipping)
 CLIENT_CLIP = (DifferentialPrivacyClientSideFixedClipping, DifferentialPrivacyClientSideAdaptiveClipping)

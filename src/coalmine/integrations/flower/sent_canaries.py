@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from flwr.app import Message
 
-from coalmine.audit.audit import Audit
+from coalmine.audit import Audit
 from coalmine.integrations.flower.arrays import Layout, Row, array_values
 
 SHORTEST, LONGEST = (

@@ -11,8 +11,8 @@ import numpy as np
 from flwr.app import Array, ArrayRecord
 
 from coalmine.integrations.flower.arrays import DAMAGED
-from coalmine.storage.checkpoints import load_newest
-from coalmine.storage.files import write_atomically
+from coalmine.log.checkpoints import load_newest
+from coalmine.log.files import write_atomically
 
 NAME = "checkpoint.npz"
 PREVIOUS = "checkpoint.previous.npz"

@@ -16,11 +16,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Bulyan, FedAvg, FedMedian, FedTrimmedAvg, Krum, MultiKrum, QFedAvg, Result, Strategy
 
 from coalmine.argument_checks import shown
-from coalmine.audit.audit import Audit, OnViolation
-from coalmine.audit.claim import Claim
-from coalmine.audit.coverage import AuditedItem
-from coalmine.audit.result import AuditResult
-from coalmine.audit.schedule import Indices
+from coalmine.audit import Audit, OnViolation
 from coalmine.integrations.flower.arrays import FrozenArrays, Layout, Row, as_record
 from coalmine.integrations.flower.canary_clients import (
     PREFIX,
@@ -70,7 +66,11 @@ from coalmine.integrations.setup import (
     set_up_audit,
     watch_noise,
 )
-from coalmine.storage.seed_file import read_seed
+from coalmine.log.seed_file import read_seed
+from coalmine.measure.schedule import Indices
+from coalmine.result.audit_result import AuditResult
+from coalmine.verdict.claim import Claim
+from coalmine.verdict.coverage import AuditedItem
 
 Mode = Literal["client", "replace", "extra"]
 DEPLOYED = ("HttpGrid", "GrpcGrid")  # by name: simulations have an InMemoryGrid, and flwr.superlink is not public

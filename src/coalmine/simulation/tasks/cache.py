@@ -17,8 +17,8 @@ import numpy as np
 import torch
 
 from coalmine.data.folders import cache_folder
+from coalmine.log.files import lock_file
 from coalmine.simulation.population import Indices
-from coalmine.storage.files import lock_file
 
 VERSION = 1  # of the cache format; a new version rebuilds everything
 HASHED = 64 << 20  # bytes; larger files are hashed only at their ends

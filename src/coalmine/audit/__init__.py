@@ -1,1 +1,0 @@
-"""From vectors to a result: adversaries, state, run directory, record, verdict."""

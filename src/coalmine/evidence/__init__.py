@@ -1,0 +1,1 @@
+"""The log becomes evidence: the ladder of adversaries, and the gauges."""

@@ -1,0 +1,1 @@
+"""Direct measurements of the noise, with the limits of a correct run."""

@@ -1,0 +1,105 @@
+"""In which rounds the canaries take part: the shipped schedules."""
+
+import hashlib
+import itertools
+from collections.abc import Callable, Sequence
+from typing import SupportsIndex
+
+import numpy as np
+import numpy.typing as npt
+
+from coalmine.canaries.seeds import seed_bytes
+from coalmine.estimators.sampling import FixedSize, Poisson, RandomAllocation, Sampling, Shuffled
+from coalmine.measure.settings import Settings, presentation_counts
+
+Indices = npt.NDArray[np.int32]
+
+
+def schedule_key(seed: SupportsIndex | bytes) -> bytes:
+    """The key from which the canaries' rounds are derived."""
+    return hashlib.sha256(seed_bytes(seed)).digest()
+
+
+def canary_schedule(settings: Settings, key: bytes) -> Callable[[int], Indices]:
+    """The canaries of each round, counted from 1, as an audit with these settings plans them."""
+    assert settings.rounds is not None
+    if settings.sampling is not None:
+        return sampled_schedule(settings.canaries, settings.sampling, key=key)
+    rows = spread_schedule(settings.canaries, rounds=settings.rounds, presentations=settings.presentations, key=key)
+    return lambda number: rows[number - 1]
+
+
+def spread_schedule(count: int, *, rounds: int, presentations: int | Sequence[int], key: bytes) -> list[Indices]:
+    """The canaries of each round: R presentations are one in each of R equal periods, in random order (Section 5.3).
+
+    Every period has about equally many canaries in each of its rounds. The order is derived from `key`.
+    """
+    times = presentation_counts(count, presentations)
+    if times.max() > rounds:
+        raise ValueError(f"presentations must be at most rounds = {rounds}, got {times.max()}")
+    rng = _stream(key, b"schedule")
+    rows: list[list[int]] = [[] for _ in range(rounds)]
+    for presented in np.unique(times):
+        group = np.flatnonzero(times == presented)
+        edges = np.linspace(0, rounds, presented + 1).round().astype(int)
+        for first, last in itertools.pairwise(edges):
+            order = group[np.argsort(rng.random(group.size), kind="stable")]
+            offset = rng.integers(last - first)  # so that left-over canaries are not always in the first rounds
+            for index, canary in enumerate(order):
+                rows[first + (offset + index * (last - first) // group.size) % (last - first)].append(int(canary))
+    return [np.array(sorted(row), dtype=np.int32) for row in rows]
+
+
+def sampled_schedule(count: int, sampling: Sampling, *, key: bytes) -> Callable[[int], Indices]:
+    """The canaries of a round, counted from 1, sampled by this scheme. They are derived from `key`."""
+    if isinstance(sampling, Poisson):
+        return lambda number: sample_canaries(count, sampling.probability, round_number=number, key=key)
+    if isinstance(sampling, FixedSize):
+        return lambda number: _sized_canaries(count, sampling, round_number=number, key=key)
+    if isinstance(sampling, Shuffled):
+        rows = spread_schedule(count, rounds=sampling.total_rounds, presentations=sampling.epochs, key=key)
+    else:
+        rows = _allocated_canaries(count, sampling, key=key)
+    return lambda number: rows[number - 1]
+
+
+def _allocated_canaries(count: int, sampling: RandomAllocation, *, key: bytes) -> list[Indices]:
+    """Each canary in one round of each epoch, drawn independently."""
+    rng = _stream(key, b"allocated")
+    rows: list[Indices] = []
+    for _ in range(sampling.epochs):
+        rounds = np.floor(rng.random(count) * sampling.rounds).astype(np.int64)
+        order = np.argsort(rounds, kind="stable").astype(np.int32)
+        rows += np.split(order, np.searchsorted(rounds[order], np.arange(1, sampling.rounds)))
+    return rows
+
+
+def _sized_canaries(count: int, sampling: FixedSize, *, round_number: int, key: bytes) -> Indices:
+    """The canaries of one round if `size` of `population`, which includes the canaries, are drawn."""
+    if count > sampling.population:
+        raise ValueError(f"canaries must be part of the population of {sampling.population}, got {count}")
+    rng = _stream(key + _number_bytes(round_number), b"sized")
+    number = int(rng.hypergeometric(count, sampling.population - count, sampling.size))
+    return np.sort(np.argsort(rng.random(count), kind="stable")[:number]).astype(np.int32)
+
+
+def sample_canaries(count: int, probability: float, *, round_number: int, key: bytes) -> Indices:
+    """The canaries of one round under Poisson sampling: each with this probability, independently of other rounds."""
+    uniforms = _stream(key + _number_bytes(round_number), b"sampled").random(count)
+    return np.flatnonzero(uniforms < probability).astype(np.int32)
+
+
+def rows_of_canaries(count: int, rows: int, *, key: bytes) -> npt.NDArray[np.int64]:
+    """A different row of a data set with `rows` rows for each canary, derived from `key`."""
+    if count > rows:
+        raise ValueError(f"canaries must be at most the {rows} rows, one row for each, got {count}")
+    return np.argsort(_stream(key, b"rows").random(rows), kind="stable")[:count].astype(np.int64)
+
+
+def _number_bytes(round_number: int) -> bytes:
+    return round_number.to_bytes(max(8, round_number.bit_length() // 8 + 1), "little")
+
+
+def _stream(key: bytes, purpose: bytes) -> np.random.Generator:
+    seed = int.from_bytes(hashlib.blake2b(key, digest_size=16, person=purpose).digest(), "little")
+    return np.random.Generator(np.random.Philox(key=seed))

@@ -1,0 +1,279 @@
+"""Derives the result from the log of an audit, in one pass: for `Audit.result`, and for `coalmine verify`."""
+
+import math
+from collections.abc import Iterable
+from dataclasses import replace
+
+import numpy as np
+
+from coalmine.argument_checks import nonnegative_array, one_number, shown, whole_number
+from coalmine.estimators.sampling import FixedSize, Poisson
+from coalmine.evidence.dilution import DilutionReader
+from coalmine.evidence.gauges.gauge_reader import GaugeReader
+from coalmine.evidence.gauges.training_gauges import TrainingReader
+from coalmine.evidence.ladder import LadderReader, Scores, presented_times
+from coalmine.evidence.noise_schedule import NoiseSchedule
+from coalmine.evidence.noise_signal import NoiseSignal
+from coalmine.evidence.stated_noise import StatedReader
+from coalmine.evidence.unknown_round import RUNG as UNKNOWN
+from coalmine.evidence.unknown_round import UnknownRound, UnknownRoundReader, stated_multiplier
+from coalmine.evidence.views import Reader, read_log
+from coalmine.log.rounds_file import RoundLog
+from coalmine.measure.settings import FEWEST, Settings, presentation_counts
+from coalmine.result.audit_result import Adversary, AuditResult, Row
+from coalmine.result.rows import make_headline, make_row, make_sampled_row, sampled_headline, without_bound
+from coalmine.verdict.alarm import Alarm, AlarmReader
+from coalmine.verdict.amplified_claim import SampledClaim, judge_sampled, moves_in_groups, read_claim, with_schedule
+from coalmine.verdict.claim import Claim
+from coalmine.verdict.coverage import AuditedItem, CoverageReader, audited_items, checked_items
+from coalmine.verdict.verdict import PASS, UNDERPOWERED, VIOLATION, Evidence, Verdict, judge, judge_unclaimed
+
+MOST_CLIENTS = 10**15
+LEAST_NOISE = 1e-3  # noise multiplier below which every score is certain
+MOST_ROWS = 3  # most rows of a rung if sampling decides how often a canary is presented
+BEFORE = ("final", "final-update", "all-iterates")  # rungs below unknown-round
+
+
+def derive_result(
+    log: RoundLog,
+    settings: Settings,
+    *,
+    claim: Claim | None = None,
+    analytical_epsilon: float | None = None,
+    clients: int | None = None,
+    audited: Iterable[AuditedItem] = (),
+    watched: bool = False,
+    others_complete: bool = False,
+) -> AuditResult:
+    """The result that follows from a log; `coalmine verify` derives it again.
+
+    `watched` means that the alarm was checked during training: then a claim that it refuted is refuted.
+    `others_complete` means that no client is missing from `others`: a claim can then be confirmed without stated noise.
+    """
+    clients = None if clients is None else whole_number("clients", clients, minimum=0)
+    if clients is not None and clients > MOST_CLIENTS:
+        raise ValueError(f"clients must be at most {MOST_CLIENTS:,}, got {shown(clients)}")
+    if analytical_epsilon is not None and not (
+        isinstance(analytical_epsilon, float) and analytical_epsilon == math.inf
+    ):
+        number = one_number("analytical_epsilon", analytical_epsilon)
+        analytical_epsilon = float(nonnegative_array("analytical_epsilon", number))
+    audited = checked_items(audited)
+    claim = read_claim(claim, settings, max(log.numbers, default=0))
+    schedule = NoiseSchedule.of(log.observed, settings)
+    rung_reader, gauge_reader = LadderReader(log, settings), GaugeReader(settings, len(log.numbers), final=log.final)
+    stated, facts, training = StatedReader(settings), CoverageReader(), TrainingReader(settings)
+    sampled = _sampled(claim, log, settings, schedule)
+    hidden, why = _unknown_rounds(log, settings, sampled, schedule)
+    alarms = AlarmReader(settings, claim) if watched and claim is not None else None
+    dilution = DilutionReader(settings)
+    more_readers = [dilution, *(reader for reader in (hidden, alarms) if reader is not None)]
+    read_log(log, settings, rung_reader, gauge_reader, stated, facts, training, *more_readers)
+    in_release = dilution.gauge()
+    gauges = [*gauge_reader.gauges(), *([] if in_release is None else [in_release]), *training.gauges(log.final)]
+    unknown = None if hidden is None else hidden.reading()
+    rungs = _in_order(rung_reader.scores(log.final), unknown)
+    evidence = replace(_evidence(log, settings, stated, clients), vouched=others_complete, schedule=schedule)
+    participations = evidence.planned if claim is None else claim.participations or evidence.planned
+    verdict: Verdict | None = None
+    by_rung: dict[str, Verdict] = {}
+    notes: list[str] = [] if why is None else [why]
+    legs: dict[str, Verdict] = {}
+    if claim is not None and sampled is None:
+        verdict, by_rung, more = judge(claim, rungs, gauges, evidence)
+        notes += more
+    elif sampled is not None:
+        verdict, by_rung, legs, more = judge_sampled(sampled, rungs, gauges, evidence, log, settings, stated.clip_norms)
+        notes += more
+    else:
+        verdict = judge_unclaimed(rungs, gauges, evidence)
+    alarm = None if alarms is None else alarms.alarm
+    if alarm is not None:
+        verdict = verdict if verdict is not None and verdict.outcome == VIOLATION else alarm.verdict
+        notes.append(str(alarm))
+    verdict = _without_pass(verdict, audited)
+    notes += [*gauge_reader.notes(), *training.notes(log.final)]
+    notes += _one_look(log, settings, verdict, alarm)
+    adversaries, more = _adversaries(rungs, by_rung, unknown, settings)
+    notes += more
+    if UNKNOWN in adversaries and moves_in_groups(legs):
+        adversaries[UNKNOWN] = without_bound(adversaries[UNKNOWN])
+    observed = len(log.observed)
+    return AuditResult(
+        settings=settings,
+        rounds=observed,
+        skipped=len(log.numbers) - observed,
+        adversaries=adversaries,
+        gauges=tuple(gauges),
+        analytical_epsilon=analytical_epsilon,
+        claim=claim,
+        clients=clients,
+        verdict=verdict,
+        legs=legs,
+        headline=sampled_headline(adversaries.get(UNKNOWN))
+        if sampled is not None and UNKNOWN in adversaries
+        else make_headline(
+            rungs,
+            settings,
+            rung=None if verdict is None else verdict.rung,
+            participations=participations,
+            sensitivity=None if claim is None else claim.sensitivity,
+        ),
+        audited=audited_items(
+            facts,
+            settings,
+            gauges,
+            unobserved=max((settings.rounds or max(log.numbers, default=0)) - len(log.numbers), 0),
+            participations=None if claim is None else claim.participations,
+            planned=evidence.planned,
+            presentations=evidence.presentations,
+            sampling=legs.get("sampling"),
+            given=audited,
+        ),
+        notes=tuple(notes),
+        watched=watched,
+        alarm=alarm,
+    )
+
+
+def _without_pass(verdict: Verdict | None, audited: Iterable[AuditedItem]) -> Verdict | None:
+    """The verdict; UNDERPOWERED instead of PASS if the pipeline states that an item failed."""
+    failed = next((item for item in audited if item.status == "failed"), None)
+    if failed is None or verdict is None or verdict.outcome != PASS:
+        return verdict
+    return Verdict(outcome=UNDERPOWERED, code="pipeline", item=failed.name, detail=failed.detail)
+
+
+def _one_look(log: RoundLog, settings: Settings, verdict: Verdict | None, alarm: Alarm | None) -> list[str]:
+    """A note on a verdict in the middle of a run: its error rate holds for one look, not for many."""
+    last = max(log.numbers, default=0)
+    if verdict is None or alarm is not None or settings.rounds is None or last >= settings.rounds:
+        return []
+    return [
+        f"{last} of {settings.rounds} rounds were observed: this verdict's error rate holds for one look, decided on "
+        "beforehand. To look after every round, ask for the alarm: audit.alarm(), or `coalmine watch`"
+    ]
+
+
+def derive_scores(
+    log: RoundLog,
+    settings: Settings,
+    *,
+    claim: Claim | None = None,
+    reader: LadderReader | None = None,
+    beside: Iterable[Reader] = (),
+) -> list[Scores]:
+    """The scores of every rung behind the result that follows from a log, including unknown-round.
+
+    The readers `beside` take each round in the same pass, after the ladder's own `reader`.
+    """
+    reader = LadderReader(log, settings) if reader is None else reader
+    claim = read_claim(claim, settings, max(log.numbers, default=0))
+    schedule = NoiseSchedule.of(log.observed, settings)
+    hidden, _ = _unknown_rounds(log, settings, _sampled(claim, log, settings, schedule), schedule)
+    read_log(log, settings, reader, *([] if hidden is None else [hidden]), *beside)
+    return _in_order(reader.scores(log.final), None if hidden is None else hidden.reading())
+
+
+def _sampled(
+    claim: Claim | None, log: RoundLog, settings: Settings, schedule: NoiseSchedule | None
+) -> SampledClaim | None:
+    if claim is None or not claim.amplified:
+        return None
+    return SampledClaim.of(claim, delta=settings.delta, rounds=len(log.numbers), schedule=schedule)
+
+
+def _in_order(rungs: list[Scores], unknown: UnknownRound | None) -> list[Scores]:
+    """The scores in the order of the rungs, with those of unknown-round inserted."""
+    index = next((n for n, scores in enumerate(rungs) if scores.rung not in BEFORE), len(rungs))
+    return [*rungs[:index], *([] if unknown is None else [unknown.scores]), *rungs[index:]]
+
+
+def _adversaries(
+    rungs: list[Scores], by_rung: dict[str, Verdict], unknown: UnknownRound | None, settings: Settings
+) -> tuple[dict[str, Adversary], list[str]]:
+    """Each rung's rows, one for each number of presentations, and notes on those without a result.
+
+    Under sampling these numbers vary from canary to canary, so only the most common ones have a row.
+    """
+    adversaries: dict[str, Adversary] = {}
+    notes: list[str] = []
+    for name in dict.fromkeys(scores.rung for scores in rungs):
+        rows: list[Row] = []
+        groups = [scores for scores in rungs if scores.rung == name]
+        if unknown is not None and len(groups) > MOST_ROWS:
+            groups = sorted(groups, key=lambda scores: -scores.observed.size)[:MOST_ROWS]
+        for scores in groups:
+            try:
+                if unknown is not None and name == UNKNOWN:
+                    row = _sampled_row(unknown, rungs, settings)
+                else:
+                    row = make_row(scores, settings)
+            except ValueError as error:  # constant scores, for example: the other rungs still have a result
+                notes.append(f"{name}: {error}")
+                continue
+            if row is not None:
+                rows.append(row)
+            elif name != UNKNOWN:
+                notes.append(f"{name}: {_group(scores)}, too few to say anything")
+        rows.sort(key=lambda row: (-row.canaries, -(row.presentations or 0)))
+        if rows:
+            adversaries[name] = Adversary(name=name, rows=tuple(rows), verdict=by_rung.get(name))
+    return adversaries, notes
+
+
+def _group(scores: Scores) -> str:
+    count, times = scores.observed.size, scores.presentations
+    canaries = "1 canary was" if count == 1 else f"{count} canaries were"
+    return f"{canaries} presented {'once' if times == 1 else f'{times} times'}"
+
+
+def _unknown_rounds(
+    log: RoundLog, settings: Settings, sampled: SampledClaim | None, schedule: NoiseSchedule | None
+) -> tuple[UnknownRoundReader | None, str | None]:
+    """The reader of the rung unknown-round if its scheme is declared, or a note why there is none."""
+    sampling = settings.sampling if sampled is None else sampled.sampling
+    if sampling is None:
+        return None, None
+    if settings.noise is not None:
+        return None, f"{UNKNOWN}: left out, as it is known for noise that is fresh in every round only"
+    noise = stated_multiplier(log) if sampled is None else sampled.noise
+    if schedule is not None:
+        if not isinstance(sampling, Poisson | FixedSize):
+            return (
+                None,
+                f"{UNKNOWN}: left out, as rounds state different noise, which is known for Poisson sampling only",
+            )
+        sampling, noise = with_schedule(sampling, schedule), schedule.reference
+    if noise is not None and noise < LEAST_NOISE:
+        return None, f"{UNKNOWN}: left out, as a noise multiplier of {noise:.2g} hides nobody"
+    if noise is None:
+        return None, f"{UNKNOWN}: left out, as it needs the noise multiplier: pass noise_std and clip_norm, or claim it"
+    return UnknownRoundReader(settings, sampling, noise), None
+
+
+def _sampled_row(unknown: UnknownRound, rungs: list[Scores], settings: Settings) -> Row | None:
+    groups = [scores for scores in rungs if scores.rung == "known-others"]
+    if not groups or settings.canaries < FEWEST or all(np.ptp(scores.observed) == 0 for scores in groups):
+        return None
+    return make_sampled_row(unknown, NoiseSignal.of(groups), settings)
+
+
+def _evidence(log: RoundLog, settings: Settings, stated: StatedReader, clients: int | None) -> Evidence:
+    """The evidence of a verdict besides scores and gauges."""
+    times = presented_times(log, settings)
+    # numbers increase from 1, so they are complete if there are as many as planned and the last is the planned one
+    scheduled = settings.rounds is not None and len(log.numbers) == settings.rounds == max(log.numbers, default=0)
+    expected = presentation_counts(settings.canaries, settings.presentations)
+    followed = scheduled and bool((times <= expected).all()) and int(times.max()) == int(expected.max())
+    return Evidence(
+        delta=settings.delta,
+        planned=int(expected.max()) if followed else None,
+        presentations=int(times.max()),
+        rounds=stated.round_scores(),
+        stated=stated.stated_noise(),
+        without_others=sum(not entry.has_others for entry in log.observed),
+        without_noise=sum(not entry.states_noise for entry in log.observed),
+        most_hidden=None if clients is None else clients / math.sqrt(settings.free),
+        correlated=settings.noise is not None,
+    )

@@ -1,0 +1,1 @@
+"""Evidence becomes a verdict: claims, their limits, findings and the alarm."""

@@ -1,0 +1,231 @@
+"""The coverage of an audit, item by item: checked, failed, not checked, impossible to check, or not applicable.
+
+A verdict covers only the checked items, so every result carries this list and every view shows it.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, get_args
+
+from coalmine.argument_checks import count_of, shown
+from coalmine.evidence.gauges.gauge import Gauge
+from coalmine.evidence.gauges.sketch_gauges import rank_power
+from coalmine.evidence.views import Look
+from coalmine.measure.settings import Settings
+from coalmine.verdict.verdict import Verdict
+
+Status = Literal["checked", "failed", "not checked", "cannot be checked", "does not apply"]
+Source = Literal["audit", "pipeline"]
+ITEMS = (
+    "noise level",
+    "noise law",
+    "clipping",
+    "weights",
+    "tensors",
+    "sampler",
+    "participations",
+    "others",
+)
+VISIBLE_RANK = (
+    10.0  # standard deviations by which noise in half of the dimensions must move the rank gauge to be detected
+)
+NAMED = 12  # most tensors that a sentence names
+
+
+@dataclass(frozen=True)
+class AuditedItem:
+    """One item of the list: its name from `ITEMS`, its status, and the reason in one sentence.
+
+    An integration states "failed" if it saw that the item is not as claimed: then there is no PASS. `source` is where the
+    statement comes from: the audit itself, or its pipeline.
+    """
+
+    name: str
+    status: Status
+    detail: str
+    source: Source = "pipeline"
+
+    def __post_init__(self) -> None:
+        if self.name not in ITEMS:
+            raise ValueError(f"an audited item must be one of {', '.join(ITEMS)}, got {self.name!r}")
+        if self.status not in get_args(Status):
+            raise ValueError(f"status must be one of {', '.join(get_args(Status))}, got {self.status!r}")
+        if self.source not in ("audit", "pipeline"):
+            raise ValueError(f"source must be 'audit' or 'pipeline', got {self.source!r}")
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a verdict says nothing about the item, although it matters."""
+        return self.status not in ("checked", "does not apply")
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"status": self.status, "detail": self.detail, "source": self.source}
+
+
+class CoverageReader:
+    """Takes one round after another, and counts those with `others` and with a stated noise."""
+
+    def __init__(self) -> None:
+        self.rounds = self.with_others = self.with_noise = 0
+        self.scale = float("inf")  # the smallest scale of the canaries
+
+    def add(self, look: Look) -> None:
+        """Take the next round."""
+        item = look.item
+        self.rounds += 1
+        self.with_others += item.residual_cosines is not None
+        self.with_noise += item.noise_std is not None
+        self.scale = min(self.scale, item.scale) if item.present.size else self.scale
+
+
+def checked_items(audited: Iterable[AuditedItem]) -> tuple[AuditedItem, ...]:
+    """The items that a pipeline states about itself; ValueError for anything else."""
+    items = tuple(audited) if isinstance(audited, Iterable) else (audited,)
+    for item in items:
+        if not isinstance(item, AuditedItem) or item.name not in ITEMS:
+            raise ValueError(f"audited must list AuditedItems named as in ITEMS, got {shown(item)}")
+    return items
+
+
+def audited_items(
+    facts: CoverageReader,
+    settings: Settings,
+    gauges: Sequence[Gauge],
+    *,
+    unobserved: int,
+    participations: int | None,
+    planned: int | None,
+    presentations: int,
+    sampling: Verdict | None = None,
+    given: Iterable[AuditedItem] = (),
+) -> tuple[AuditedItem, ...]:
+    """The whole list, in the order of `ITEMS`; the pipeline's items replace the audit's own.
+
+    `unobserved` is the number of rounds that the audit did not observe, `sampling` the sampling leg of an amplified claim.
+    """
+    names = {gauge.name for gauge in gauges}
+    if any(gauge.name == "rounding" and gauge.status != "ok" for gauge in gauges):
+        names.add("coarse")
+    own = [
+        _level(facts, names, unobserved),
+        _law(facts, names, settings),
+        _clipping(facts),
+        AuditedItem("weights", "not checked", "the canaries weigh what the pipeline gave them"),
+        _tensors(facts, names, settings),
+        _sampler(sampling),
+        _participations(participations, planned, presentations, sampling),
+        _others(facts, names),
+    ]
+    items = {item.name: replace(item, source="audit") for item in own}
+    tested = items["sampler"].status == "checked"
+    items |= {item.name: item for item in given if item.name != "sampler" or not tested or item.status == "failed"}
+    return tuple(items[name] for name in ITEMS)
+
+
+def _level(facts: CoverageReader, names: set[str], unobserved: int) -> AuditedItem:
+    if "residual" in names and facts.with_noise == facts.rounds == facts.with_others:
+        detail = "the residual of every observed round was compared with the stated noise"
+        if unobserved:
+            detail += f"; {unobserved} rounds were not observed, and nothing is known of them"
+        return AuditedItem("noise level", "checked", detail)
+    if "residual" in names:
+        some = (
+            f"only {min(facts.with_noise, facts.with_others)} of {facts.rounds} rounds had both `others` and noise_std"
+        )
+        return AuditedItem("noise level", "not checked", some)
+    if "noise" in names:
+        detail = "only that the rounds are not shorter than the stated noise; pass `others` to check its level"
+        return AuditedItem("noise level", "not checked", detail)
+    detail = "pass `others` and noise_std in every round; without them only the canaries' scores speak of it"
+    return AuditedItem("noise level", "not checked", detail)
+
+
+def _law(facts: CoverageReader, names: set[str], settings: Settings) -> AuditedItem:
+    if "shape" not in names or "spectrum" not in names:
+        return AuditedItem("noise law", "not checked", "pass `others`: the law is that of the residual")
+    if "coarse" in names:
+        return AuditedItem(
+            "noise law", "cannot be checked", "the release is rounded too coarsely; pass it before rounding"
+        )
+    seen, missing = ["correlation within a round"], []
+    if facts.rounds > 1:
+        seen.append("reuse between rounds")
+    else:
+        missing.append("reuse between rounds (needs two)")
+    if "shared blocks" in names:
+        seen.append("reuse between blocks")
+    if "distribution" in names:
+        seen += ["distribution", "a grid of values"]
+    else:
+        missing.append("distribution and grid (release and `others` are rounded too coarsely)")
+    if "repeated values" in names:
+        seen.append("repeated values")
+    else:
+        missing.append("repeated values (pass clip_norm in the units of model_delta, in single precision)")
+    if rank_power(facts.rounds, settings.unobserved_dof, settings.dim) >= VISIBLE_RANK:
+        seen.append("dimensions without noise")
+    else:
+        missing.append("noise in a fixed subspace (needs more rounds, or more unobserved canaries)")
+    detail = f"seen: {', '.join(seen)}" + (f"; not seen: {', '.join(missing)}" if missing else "") + _sampled(settings)
+    return AuditedItem("noise law", "checked", detail)
+
+
+def _clipping(facts: CoverageReader) -> AuditedItem:
+    if 1 < facts.scale < float("inf"):
+        return AuditedItem("clipping", "checked", f"canaries entered the clip {facts.scale:g} times too long")
+    detail = "canaries were no longer than the clip norm, or did not pass the clip; send them with scale=10 through it"
+    return AuditedItem("clipping", "not checked", detail)
+
+
+def _tensors(facts: CoverageReader, names: set[str], settings: Settings) -> AuditedItem:
+    if not settings.layers:
+        return AuditedItem("tensors", "not checked", "name the layers (`layers=`) so that each has its own gauge")
+    if not any(name.startswith("layer ") for name in names):
+        return AuditedItem("tensors", "not checked", "gauges by layer need `others` and noise_std")
+    listed = [name for name, _ in settings.layers]
+    more = f" and {len(listed) - NAMED} more" if len(listed) > NAMED else ""
+    return AuditedItem(
+        "tensors",
+        "checked",
+        f"each by itself: {', '.join(listed[:NAMED])}{more}{_sampled(settings) if settings.replicated else ''}",
+    )
+
+
+def _sampled(settings: Settings) -> str:
+    """The number of measured coordinates, if not all are measured."""
+    return f" (on {settings.law_dim:,} of {settings.dim:,} coordinates)" if settings.law_dim < settings.dim else ""
+
+
+def _sampler(sampling: Verdict | None) -> AuditedItem:
+    if sampling is None or sampling.code == "sampler not observed":
+        return AuditedItem("sampler", "not checked", "the audit chose the canaries' rounds, or was told them")
+    detail = f"it picked canaries {sampling.picks} times, and those picks were tested"
+    sizes = (
+        "cohort sizes too"
+        if sampling.cohorts_known
+        else "cohort sizes were not given, so fixed ones cannot be excluded"
+    )
+    return AuditedItem("sampler", "checked", f"{detail}; {sizes}")
+
+
+def _participations(
+    claimed: int | None, planned: int | None, presentations: int, sampling: Verdict | None
+) -> AuditedItem:
+    if sampling is not None and sampling.code != "sampler not observed":
+        return AuditedItem("participations", "checked", "how often the sampler picks canaries was tested")
+    if planned is not None and claimed in (None, planned):
+        detail = f"the canaries took part in at most {count_of(planned, 'round')}, by the audit's own schedule"
+        return AuditedItem("participations", "checked", detail)
+    if claimed is not None:
+        seen = f"canaries took part in at most {count_of(presentations, 'round')}"
+        detail = f"the claim states {claimed}; {seen}; how often clients do is not seen"
+        return AuditedItem("participations", "not checked", detail)
+    return AuditedItem("participations", "not checked", "nobody stated how often a client takes part")
+
+
+def _others(facts: CoverageReader, names: set[str]) -> AuditedItem:
+    if not facts.with_others:
+        return AuditedItem("others", "not checked", "`others` was not given, so known-others is left out")
+    if "others" not in names:
+        return AuditedItem("others", "cannot be checked", "`others` is zero in every round")
+    return AuditedItem("others", "checked", "the residual was compared with `others`: none of it is left")

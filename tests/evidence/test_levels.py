@@ -1,0 +1,147 @@
+"""The ledger of levels: every test that can refute a true claim is in it, and they add up to at most 1 % of runs."""
+
+import ast
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from coalmine import Audit, FixedSize, Poisson, RandomAllocation, Shuffled
+from coalmine.estimators import sampler_tests
+from coalmine.estimators.sampler_tests import read_sampler
+from coalmine.evidence import levels
+from coalmine.evidence.gauges import coordinate_gauge, gauge, gauge_reader
+from coalmine.evidence.gauges.gauge_reader import GaugeReader
+from coalmine.evidence.views import read_log
+from coalmine.verdict import alarm, verdict
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "explanation" / "verdicts.md"
+START, END = "<!-- levels -->\n", "<!-- end of levels -->"
+
+
+def test_the_levels_of_a_verdict_add_up_to_at_most_one_percent():
+    assert sum(entry.level for entry in levels.LEDGER) <= levels.TOTAL * (1 + 1e-12) == pytest.approx(0.01)
+
+
+def test_the_levels_of_the_alarm_add_up_to_at_most_a_quarter_percent():
+    assert (
+        sum(entry.level for entry in levels.ALARM_LEDGER) <= levels.ALARM_TOTAL * (1 + 1e-12) == pytest.approx(0.0025)
+    )
+
+
+def test_the_tests_use_the_levels_of_the_ledger():
+    """The sum above is of the numbers that the tests themselves compare p-values with."""
+    by_code = {entry.code: entry.level for entry in levels.LEDGER}
+    assert by_code["mean, composed"] == pytest.approx(verdict.TEST_LEVEL * len(verdict.KNOWN))
+    assert by_code["bound"] == pytest.approx(verdict.BOUND_LEVEL)
+    assert pytest.approx(1 - verdict.BOUND_LEVEL / 5) == verdict.BOUND_CONFIDENCE
+    assert by_code["round"] == pytest.approx(verdict.SCAN_LEVEL)
+    assert by_code["gauge"] == pytest.approx(gauge.LEVEL * sum(levels.PROOFS.values()))
+    assert by_code["sampler"] == pytest.approx(sampler_tests.LEVEL * levels.SAMPLER_TESTS)
+    assert (GaugeReader.gauges.__defaults__ or ())[0] == gauge.LEVEL == gauge_reader.LEVEL
+    alarms = {entry.code: entry.level for entry in levels.ALARM_LEDGER}
+    assert alarms["evidence"] == alarm.EVIDENCE_LEVEL
+    assert alarms["gauge, round"] == pytest.approx(
+        alarm.GAUGE_LEVEL * (sum(levels.PROOFS.values()) - coordinate_gauge.PROOFS + 1)
+    )
+    assert alarms["sampler"] == pytest.approx(alarm.SAMPLER_LEVEL * levels.SAMPLER_TESTS)
+
+
+def test_every_code_of_a_violation_is_in_the_ledger():
+    """From the source: each Verdict(outcome=VIOLATION, code=…), but for those in which no chance is involved."""
+    certain = {"stated", "accounting"}
+    found = set()
+    for path in (ROOT / "src" / "coalmine" / "audit").glob("*.py"):
+        for call in _calls(path, "Verdict"):
+            arguments = {one.arg: one.value for one in call.keywords}
+            if "VIOLATION" in ast.unparse(arguments.get("outcome", ast.Constant(""))):
+                found.add(ast.literal_eval(arguments["code"]))
+    listed = {code for entry in (*levels.LEDGER, *levels.ALARM_LEDGER) for code in entry.code.split(", ")}
+    assert {"mean", "bound", "round"} < found
+    assert found - certain <= listed
+
+
+def test_every_gauge_that_can_prove_missing_noise_is_in_the_ledger():
+    """From the source: the names of all gauges whose status can be "low"."""
+    proving, others = set(), set()
+    for path in (ROOT / "src" / "coalmine" / "audit").glob("*_gauges.py"):
+        tree = ast.parse(path.read_text())
+        for function in [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]:
+            for call in [node for node in ast.walk(function) if _is_call(node, "Gauge")]:
+                arguments = {one.arg: one.value for one in call.keywords}
+                status = arguments.get("status")
+                if isinstance(status, ast.Name):  # a variable of this function
+                    values = [node.value for node in ast.walk(function) if _assigns(node, status.id)]
+                    status = ast.Tuple(values)
+                low = status is not None and "'low'" in ast.unparse(status)
+                (proving if low else others).add(ast.unparse(arguments["name"]))
+    written = {"name": {"noise", "difference", "residual", "neighbours", "shared draws"}, "f'layer {name}'": {"layers"}}
+    names = set().union(*(written.get(name) or {ast.literal_eval(name)} for name in proving))
+    assert names | {"coordinates"} == set(levels.PROOFS)
+    assert levels.PROOFS["coordinates"] == coordinate_gauge.PROOFS
+    assert {"'shape'", "'rank'", "'tails'"} < others  # these only bar a PASS
+
+
+def _calls(path, name):
+    return [node for node in ast.walk(ast.parse(path.read_text())) if _is_call(node, name)]
+
+
+def _is_call(node, name):
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == name
+
+
+def _assigns(node, name):
+    return isinstance(node, ast.Assign) and any(isinstance(one, ast.Name) and one.id == name for one in node.targets)
+
+
+@pytest.mark.parametrize("scheme", [Poisson(0.2, 40), FixedSize(20, 100, 40), RandomAllocation(10, 4), Shuffled(10, 4)])
+def test_no_scheme_has_more_tests_than_the_ledger_says(scheme):
+    """A canary that is picked twice in a round is certain, so that test takes no level."""
+    rng = np.random.default_rng(0)
+    present = [np.flatnonzero(rng.random(100) < scheme.rate) for _ in range(40)]
+    tests = read_sampler(present, range(1, 41), 100, scheme, [len(row) + 100 for row in present]).tests
+    by_chance = [test for test in tests if test.name != "twice in a round"]
+    assert len(by_chance) <= levels.SAMPLER_TESTS
+    assert all(test.level == sampler_tests.LEVEL for test in by_chance)
+
+
+@pytest.mark.full
+def test_an_honest_gauge_proves_missing_noise_no_more_often_than_its_share():
+    """Monte Carlo at a level of one half: 300 honest audits, four standard errors."""
+    runs, level, low = 300, 0.5, Counter()
+    rng = np.random.default_rng(0)
+    for seed in range(runs):
+        audit = Audit(
+            200, canaries=10, unobserved=60, seed=seed.to_bytes(16, "big"), delta=1e-5, rounds=3,
+            layers=[("a", 60), ("b", 60), ("c", 80)],
+        )  # fmt: skip
+        for number in range(1, 4):
+            present, others = audit.canaries_in_round(number), 0.1 * rng.normal(size=200)
+            total = others + audit.updates(present, 1.0) + rng.normal(size=200)
+            audit.observe_round(number, total, present=present, others=others, noise_std=1.0, clip_norm=1.0)
+        reader = GaugeReader(audit.settings, 3)
+        read_log(audit.log, audit.settings, reader)
+        names = {each.name for each in reader.gauges(level) if each.status == "low"}
+        low.update({"layers" if name.startswith("layer ") else name for name in names})
+    assert len(low) >= 5
+    for name, share in levels.PROOFS.items():
+        assert low[name] / runs <= share * level + 4 * np.sqrt(0.25 / runs), name
+
+
+def table():
+    """The table of the page, from the ledger."""
+    head = ["| code | level over a run | where | how it is shared |", "|---|---|---|---|"]
+    rows = [
+        f"| {'alarm: ' * is_alarm}`{entry.code.replace(', ', '`, `')}` | {entry.level * 100:.4g} % | {entry.place} "
+        f"| {entry.shared} |"
+        for is_alarm, ledger in ((False, levels.LEDGER), (True, levels.ALARM_LEDGER))
+        for entry in ledger
+    ]
+    return "\n".join([*head, *rows]) + "\n"
+
+
+def test_the_page_has_the_ledger():
+    text = PAGE.read_text(encoding="utf-8")
+    assert text.split(START)[1].split(END)[0] == table()

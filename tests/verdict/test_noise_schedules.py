@@ -1,0 +1,197 @@
+"""Noise that varies from round to round, as stated: what composes, what is refuted, and when the alarm is raised."""
+
+import math
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import pytest
+from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
+from dp_accounting.pld import PLDAccountant
+from exact_rounds import exact_round
+
+from coalmine import Claim, Poisson, amplified_epsilon, mechanism_epsilon, mechanism_noise
+from coalmine.estimators.amplification import merged_strengths
+from coalmine.log.rounds_file import RoundLog
+from coalmine.measure.settings import Settings
+from coalmine.result.derivation import derive_result
+
+DELTA, UNOBSERVED = 1e-5, 200
+
+
+def audited(stated, claim, *, canaries, seed, true=None, present=None, presentations=None, watched=False):
+    """A run whose rounds state this noise, and have the noise `true`; every canary in every round by default."""
+    dim, log, rng = 4_000 + 10 * canaries, RoundLog(), np.random.default_rng(seed)
+    true = stated if true is None else true
+    for number, (said, noise) in enumerate(zip(stated, true, strict=True), start=1):
+        picked = np.arange(canaries) if present is None else present[number - 1]
+        size = None if presentations else picked.size + int(rng.binomial(200, 0.1))
+        drawn = {"canaries": canaries, "unobserved": UNOBSERVED, "dim": dim}
+        log.append(exact_round(number, picked, noise, said, rng, size, **drawn))
+    settings = Settings(dim=dim, canaries=canaries, unobserved=UNOBSERVED, delta=DELTA)
+    if presentations:
+        settings = replace(settings, rounds=len(stated), presentations=(presentations,))
+    return derive_result(log, settings, claim=claim, watched=watched)
+
+
+def composed(stated):
+    """The mechanism's epsilon of a client in all of these rounds: μ² = Σ z⁻²."""
+    return float(mechanism_epsilon(1 / math.sqrt(np.sum(np.asarray(stated) ** -2.0)), delta=DELTA))
+
+
+def pld(stated, rate):
+    """dp-accounting's epsilon of Poisson sampled rounds, each with its own noise."""
+    return _pld(tuple(stated), rate)
+
+
+@cache
+def _pld(stated, rate):
+    accountant = PLDAccountant(value_discretization_interval=1e-3)
+    for noise in sorted(set(stated)):
+        accountant.compose(PoissonSampledDpEvent(rate, GaussianDpEvent(noise)), stated.count(noise))
+    return float(accountant.get_epsilon(DELTA))
+
+
+SHRINKING, GROWING = np.linspace(1.5, 0.7, 10), np.linspace(0.9, 1.2, 20)
+PERIODIC, ONE_OFF = np.tile([0.8, 1.6], 8), np.where(np.arange(15) == 7, 0.6, 1.3)
+SCHEDULES = [(SHRINKING, 100), (np.linspace(1.2, 0.9, 20), 300), (np.linspace(2, 0.5, 20), 100), (GROWING, 60)]
+SCHEDULES += [(PERIODIC, 100), (ONE_OFF, 100)]
+
+
+@pytest.mark.parametrize(("stated", "canaries"), SCHEDULES)
+def test_an_honest_schedule_passes_on_its_composed_epsilon(stated, canaries):
+    """At most 1 % of true claims are refuted; here none of 12, and no alarm is raised."""
+    claim = Claim(composed(stated), participations=len(stated))
+    results = [
+        audited(stated, claim, canaries=canaries, seed=seed, presentations=len(stated), watched=True)
+        for seed in range(12)
+    ]
+    assert [str(result.verdict.outcome) for result in results].count("PASS") >= 11
+    assert not any(result.verdict.outcome == "VIOLATION" for result in results)
+    assert not any(result.alarm for result in results)
+
+
+@pytest.mark.parametrize(("stated", "canaries"), SCHEDULES)
+def test_less_noise_than_the_schedule_states_is_refuted(stated, canaries):
+    claim = Claim(composed(stated), participations=len(stated))
+    for seed in range(3):
+        result = audited(stated, claim, canaries=canaries, seed=seed, true=stated / 1.4, presentations=len(stated))
+        assert result.verdict.outcome == "VIOLATION"
+
+
+def test_known_others_measures_the_composed_epsilon_of_a_schedule():
+    claim = Claim(composed(SHRINKING), participations=10)
+    estimates = [
+        audited(SHRINKING, claim, canaries=300, seed=seed, presentations=10)["known-others"].epsilon
+        for seed in range(12)
+    ]
+    assert np.median(estimates) == pytest.approx(composed(SHRINKING), rel=0.03)
+
+
+def test_a_client_in_one_round_is_judged_by_the_round_with_the_least_noise():
+    """k canaries, one round each: the claim is about the round with noise 0.7, and other rounds may state more."""
+    stated, canaries = np.repeat([0.7, 1.4], 5), 1_000
+    rounds = np.arange(canaries) % 10
+    present = [np.flatnonzero(rounds == number) for number in range(10)]
+    claim = Claim(float(mechanism_epsilon(0.7, delta=DELTA)), participations=1)
+    honest = [audited(stated, claim, canaries=canaries, seed=s, present=present, presentations=1) for s in range(6)]
+    assert [str(result.verdict.outcome) for result in honest] == ["PASS"] * 6
+    strong = np.where(stated < 1, 0.45, stated)
+    assert audited(stated, claim, canaries=canaries, seed=1, true=strong, present=present).verdict.outcome != "PASS"
+    result = audited(stated, claim, canaries=canaries, seed=1, true=strong, present=present, presentations=1)
+    assert result.verdict.outcome == "VIOLATION"
+    looser = Claim(claim.epsilon / 1.2, participations=1)
+    result = audited(stated, looser, canaries=canaries, seed=1, present=present, presentations=1)
+    assert (result.verdict.outcome, result.verdict.code) == ("VIOLATION", "stated")
+
+
+def test_rounds_with_more_noise_than_the_claim_needs_may_have_less_than_they_state():
+    """Half of the rounds state 1.4 and have 1.1, but a client is in one round, and the claim allows 0.7."""
+    stated, canaries = np.repeat([0.7, 1.4], 5), 1_000
+    present = [np.flatnonzero(np.arange(canaries) % 10 == number) for number in range(10)]
+    claim = Claim(float(mechanism_epsilon(0.7, delta=DELTA)), participations=1)
+    true = np.where(stated > 1, 1.1, stated)
+    for seed in range(4):
+        result = audited(stated, claim, canaries=canaries, seed=seed, true=true, present=present, presentations=1)
+        assert result.verdict.outcome != "VIOLATION"
+
+
+def picks(rate, rounds, canaries, seed):
+    rng = np.random.default_rng(1_000 + seed)
+    return [np.flatnonzero(rng.random(canaries) < rate) for _ in range(rounds)]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("stated", [np.linspace(1.5, 0.8, 60), np.tile([2.0, 0.9], 30)])
+def test_a_sampled_schedule_passes_on_the_accountants_epsilon(stated):
+    claim = Claim(pld(stated, 0.1), sampling=Poisson(0.1, 60), sampler_observed=True)
+    covered = []
+    for seed in range(3):
+        result = audited(stated, claim, canaries=300, seed=seed, present=picks(0.1, 60, 300, seed), watched=seed == 0)
+        assert result.verdict.outcome == "PASS"
+        assert result.alarm is None
+        assert result["unknown-round"].headline.fit.p_value > 1e-3
+        low, high = result["unknown-round"].interval
+        covered.append(low <= claim.epsilon <= high)
+    assert sum(covered) >= 2
+    result = audited(stated, claim, canaries=300, seed=1, true=stated / 1.5, present=picks(0.1, 60, 300, 1))
+    assert result.verdict.outcome == "VIOLATION"
+
+
+def test_three_rounds_with_little_stated_noise_refute_a_sampled_claim_without_chance():
+    """The mean of z⁻² hides them: a sampled epsilon is convex in it."""
+    stated = np.where(np.isin(np.arange(60), [5, 20, 40]), 0.6, 1.0)
+    claim = Claim(
+        float(amplified_epsilon(1.0, Poisson(0.1, 60), DELTA)), sampling=Poisson(0.1, 60), sampler_observed=True
+    )
+    for seed in range(3):
+        result = audited(stated, claim, canaries=40, seed=seed, present=picks(0.1, 60, 40, seed))
+        assert (result.verdict.outcome, result.verdict.code) == ("VIOLATION", "stated")
+        assert result.verdict.epsilon == pytest.approx(pld(stated, 0.1), rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    "stated",
+    [
+        pytest.param(np.linspace(1.5, 0.8, 60), marks=pytest.mark.full),
+        pytest.param(np.linspace(1, 4, 60), marks=pytest.mark.full),
+        np.tile([2.0, 0.9], 30),
+    ],
+)
+def test_the_epsilon_of_a_schedule_is_dp_accountings(stated):
+    reference = float(np.median(stated))
+    scheme = Poisson(0.1, 60, strengths=tuple((float(reference / noise), 1) for noise in stated))
+    epsilon = amplified_epsilon(reference, scheme, DELTA)
+    assert epsilon.low <= pld(stated, 0.1) * 1.0005
+    assert epsilon.high >= pld(stated, 0.1) * 0.9995
+    assert epsilon.high - epsilon.low < 0.01 * epsilon.high
+
+
+def test_merged_strengths_keep_their_number_and_mean_square():
+    strengths = tuple((float(value), 2) for value in np.geomspace(0.2, 3, 200))
+    merged, error = merged_strengths(strengths)
+    assert len(merged) <= 32
+    assert error < 0.05
+    assert sum(count for _, count in merged) == 400
+    total = sum(count * value**2 for value, count in strengths)
+    assert sum(count * value**2 for value, count in merged) == pytest.approx(total)
+
+
+def test_without_a_claim_nothing_passes_and_missing_noise_is_named():
+    stated = np.full(10, 1.0)
+    honest = audited(stated, None, canaries=200, seed=1, presentations=10)
+    assert (honest.verdict.outcome, honest.verdict.code) == ("UNDERPOWERED", "no claim")
+    assert "claim=" in honest.verdict.reason
+    broken = audited(stated, None, canaries=200, seed=1, true=stated / 2, presentations=10)
+    assert (broken.verdict.outcome, broken.verdict.code) == ("VIOLATION", "less noise")
+
+
+@pytest.mark.parametrize("stated", [SHRINKING, PERIODIC])
+def test_the_noise_that_a_claim_needs_follows_from_the_claim_alone(stated):
+    claim = Claim(composed(stated) / 1.3, participations=len(stated))
+    verdict = audited(stated, claim, canaries=60, seed=1, presentations=len(stated)).verdict
+    assert (verdict.outcome, verdict.code) == ("VIOLATION", "stated")
+    needed = float(mechanism_noise(claim.epsilon, delta=DELTA, participations=len(stated)))
+    assert verdict.claimed_noise == pytest.approx(needed)
+    assert verdict.measured_noise == pytest.approx(1 / math.sqrt(np.mean(stated**-2.0)))
+    assert f"the claim needs {needed:.4g}" in verdict.reason
