@@ -6,11 +6,15 @@ TESTS := -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
 PYTEST := $(BIN)/python $(TESTS)
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: run test test-full test-all coverage check docs docs-serve bench fuzz studies lowest newest clean wheel dist
+.PHONY: run reproduce test test-full test-all coverage check docs docs-serve bench fuzz studies lowest newest clean wheel dist
 .DELETE_ON_ERROR:
 
 run: .venv/core.done
 	$(BIN)/coalmine run
+
+# The paper's experiments at scale small, each checked for its claims and trends; see docs/evidence/reproduction.md.
+reproduce: .venv/dev.done
+	$(BIN)/python -m studies.reproduction
 
 # Something of every package and integration, in some five minutes on two cores.
 test: .venv/dev.done

@@ -1,9 +1,9 @@
 """The cost of canaries in accuracy over several seeds, on handwriting, where runs are short enough for many pairs."""
 
-from coalmine.reproduction.experiment import Account, Experiment, Found
-from coalmine.reproduction.experiment_options import RUNS, Options
-from coalmine.reproduction.run_grid import Follow, PlannedRun
-from coalmine.reproduction.table_3_accuracy import (
+from reproduction.experiment import Account, Experiment, Found
+from reproduction.experiment_options import RUNS, Options
+from reproduction.run_grid import Follow, PlannedRun
+from reproduction.table_3_accuracy import (
     Pair,
     checks,
     conclusion_of_ours,
@@ -14,7 +14,7 @@ from coalmine.reproduction.table_3_accuracy import (
     runs_of,
     tables_of_ours,
 )
-from coalmine.reproduction.training_configs import characters, with_canaries
+from reproduction.training_configs import characters, with_canaries
 
 SEEDS, SMALL_SEEDS = 10, 3  # 50 pairs at the paper's size, enough for an interval within 0.2 points
 FEW = 50  # 0.3 % of 34 · 500 slots

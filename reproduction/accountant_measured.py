@@ -10,10 +10,10 @@ from coalmine.argument_checks import count_of
 from coalmine.audit import Audit
 from coalmine.estimators.amplification import amplified_epsilon
 from coalmine.estimators.sampling import Poisson, RandomAllocation
-from coalmine.reproduction.experiment import Account, Check, Experiment, Found, Table, all_of, interval_shown, shown
-from coalmine.reproduction.experiment_options import Options
-from coalmine.reproduction.run_grid import Follow
 from coalmine.verdict.claim import Claim
+from reproduction.experiment import Account, Check, Experiment, Found, Table, all_of, interval_shown, shown
+from reproduction.experiment_options import Options
+from reproduction.run_grid import Follow
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-from coalmine.reproduction.experiment_options import Options
 from coalmine.simulation.config import (
     CanarySettings,
     ClaimSettings,
@@ -14,6 +13,7 @@ from coalmine.simulation.config import (
 )
 from coalmine.simulation.engines import ClientSettings
 from coalmine.simulation.server_optimizer import ServerSettings
+from reproduction.experiment_options import Options
 
 WORDS_USERS, CHARACTERS_USERS = 341_000, 3_383  # the paper's m of Stack Overflow and of EMNIST
 WORDS_DELTA, CHARACTERS_DELTA = WORDS_USERS**-1.1, CHARACTERS_USERS**-1.1

@@ -22,10 +22,6 @@ from coalmine.audit import Audit
 from coalmine.estimators.gaussian_fit import epsilon_estimate
 from coalmine.evidence.ladder import Scores, ladder
 from coalmine.log.files import write_atomically
-from coalmine.reproduction.experiment import Account, Check, Experiment, Found, Table, no_runs, shown
-from coalmine.reproduction.experiment_options import Options
-from coalmine.reproduction.run_grid import Follow, OutOfTimeError
-from coalmine.reproduction.training_configs import WORDS_DELTA
 from coalmine.simulation.config import (
     CanarySettings,
     EngineSettings,
@@ -37,6 +33,10 @@ from coalmine.simulation.config import (
 from coalmine.simulation.engines import ClientSettings
 from coalmine.simulation.server_optimizer import ServerSettings
 from coalmine.simulation.training_run import prepared
+from reproduction.experiment import Account, Check, Experiment, Found, Table, no_runs, shown
+from reproduction.experiment_options import Options
+from reproduction.run_grid import Follow, OutOfTimeError
+from reproduction.training_configs import WORDS_DELTA
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -4,8 +4,8 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
-from coalmine.reproduction.experiment import Check, all_of, interval_shown, shown
-from coalmine.reproduction.run_numbers import RunNumbers, rung
+from reproduction.experiment import Check, all_of, interval_shown, shown
+from reproduction.run_numbers import RunNumbers, rung
 
 WITHOUT_NOISE = "no run with noise is finished"
 

@@ -3,14 +3,18 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
+torch = pytest.importorskip("torch")
 from torch.nn import functional
 
 from coalmine.estimators.gaussian_fit import epsilon_estimate
 from coalmine.estimators.gaussians import Gaussian
 from coalmine.estimators.literature.canife import round_epsilons
 from coalmine.estimators.mechanism import mechanism_epsilon
-from coalmine.simulation.canife import (
+from coalmine.simulation.clipping import clip_factors
+from coalmine.simulation.engines.plain.engine import Examples
+from coalmine.simulation.models import cnn_dropout, mlp
+from coalmine.simulation.tasks.image_tasks import digits
+from reproduction.canife import (
     CanifeSettings,
     craft_canaries,
     interference,
@@ -19,12 +23,8 @@ from coalmine.simulation.canife import (
     sample_gradients,
     softened,
 )
-from coalmine.simulation.canife.comparison import Comparison, train
-from coalmine.simulation.canife.gradients import Factors
-from coalmine.simulation.clipping import clip_factors
-from coalmine.simulation.engines.plain.engine import Examples
-from coalmine.simulation.models import cnn_dropout, mlp
-from coalmine.simulation.tasks.image_tasks import digits
+from reproduction.canife.comparison import Comparison, train
+from reproduction.canife.gradients import Factors
 
 CLASSES = 10
 

@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 
 from coalmine.argument_checks import Floats, one_number, whole_number
-from coalmine.simulation.canife.crafting import CanifeSettings, craft_canaries, interference
-from coalmine.simulation.canife.gradients import sample_gradients
-from coalmine.simulation.canife.mock_rounds import mock_scores, sample_batch, softened
 from coalmine.simulation.clipping import clip_factors
 from coalmine.simulation.models.model import accuracy
 from coalmine.simulation.randomness import numpy_stream, torch_stream
 from coalmine.simulation.tasks.task import Task
+from reproduction.canife.crafting import CanifeSettings, craft_canaries, interference
+from reproduction.canife.gradients import sample_gradients
+from reproduction.canife.mock_rounds import mock_scores, sample_batch, softened
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from coalmine.argument_checks import whole_number
 from coalmine.estimators.gaussians import Gaussian, gaussian_epsilon
 from coalmine.evidence.gaussian_mechanism import GaussianMechanismAudit, Kind, audit_gaussian_mechanism
-from coalmine.reproduction.experiment import Account, Check, Experiment, Found, Table, all_of, shown
+from reproduction.experiment import Account, Check, Experiment, Found, Table, all_of, shown
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -7,14 +7,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from coalmine.evidence.ladder import RUNGS
-from coalmine.reproduction import paper_claims
-from coalmine.reproduction.experiment import Account, Check, Experiment, Found, Table, beside, interval_shown, shown
-from coalmine.reproduction.experiment_options import RUNS, Options
-from coalmine.reproduction.paper import EpsilonRow
-from coalmine.reproduction.run_grid import Follow, PlannedRun, carry_out
-from coalmine.reproduction.run_numbers import RunNumbers, not_learnt, read_finished, rung
-from coalmine.reproduction.training_configs import WORDS_DELTA, with_noise
 from coalmine.simulation.config import RunConfig
+from reproduction import paper_claims
+from reproduction.experiment import Account, Check, Experiment, Found, Table, beside, interval_shown, shown
+from reproduction.experiment_options import RUNS, Options
+from reproduction.paper import EpsilonRow
+from reproduction.run_grid import Follow, PlannedRun, carry_out
+from reproduction.run_numbers import RunNumbers, not_learnt, read_finished, rung
+from reproduction.training_configs import WORDS_DELTA, with_noise
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -1,4 +1,4 @@
-"""`coalmine audit-gaussian-mechanism`: Algorithm 1 on simulated releases."""
+"""`python -m reproduction audit-gaussian-mechanism`: Algorithm 1 on simulated releases."""
 
 import click
 
@@ -51,8 +51,8 @@ def audit_gaussian_mechanism(
     """Audit simulated releases (Algorithm 1).
 
     Each run releases one sum of all canaries with Gaussian noise, and estimates epsilon from the canaries' cosines. The
-    estimates should agree with the analytical epsilon, which `coalmine mechanism-epsilon` computes without an audit.
-    `coalmine reproduce table-2` repeats this in the settings of the paper's Table 2.
+    estimates should agree with the analytical epsilon, which `coalmine epsilon` computes without an audit.
+    `python -m reproduction table-2` repeats this in the settings of the paper's Table 2.
     """
     with progress_bar("auditing", total=runs, hidden=verbosity.quiet) as advance:
         found = audit(

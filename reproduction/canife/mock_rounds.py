@@ -3,10 +3,10 @@
 import torch
 from torch import Tensor
 
-from coalmine.simulation.canife.crafting import CanifeSettings, CraftedCanaries
-from coalmine.simulation.canife.gradients import Gradients, SampleGradients
 from coalmine.simulation.clipping import clip_factors
 from coalmine.simulation.engines.plain.engine import Examples
+from reproduction.canife.crafting import CanifeSettings, CraftedCanaries
+from reproduction.canife.gradients import Gradients, SampleGradients
 
 
 def noisy_sums(batch: Gradients, settings: CanifeSettings, generator: torch.Generator) -> Tensor:

@@ -1,4 +1,4 @@
-"""`coalmine reproduce`: the paper's tables and figures next to our numbers, and experiments beyond the paper."""
+"""`python -m reproduction`: the paper's tables and figures next to our numbers, and experiments beyond the paper."""
 
 import math
 import platform
@@ -26,15 +26,17 @@ from coalmine.cli.output import (
     shows_bars,
     write_json,
 )
+from coalmine.cli.program import SETTINGS, start_log
 from coalmine.cli.run import DEVICES, training_extra
-from coalmine.reproduction import table_2
-from coalmine.reproduction.experiment import Experiment, Found, load_experiment, save_figure
-from coalmine.reproduction.experiment_options import PAPER_ONLY, Options
 from coalmine.version import __version__
+from reproduction import table_2
+from reproduction.experiment import Experiment, Found, load_experiment, save_figure
+from reproduction.experiment_options import PAPER_ONLY, Options
+from reproduction.gaussian_mechanism_command import audit_gaussian_mechanism
 
 if TYPE_CHECKING:
-    from coalmine.reproduction.run_grid import PlannedRun
     from coalmine.simulation.training_run import Progress
+    from reproduction.run_grid import PlannedRun
 
 EXPERIMENTS = {
     "accuracy": "Table 3: accuracy with and without canaries.",
@@ -47,15 +49,16 @@ EXPERIMENTS = {
     "canife": "Section 5.3: comparison with CANIFE.",
     "beyond": "Beyond the paper: other noise, participation and adversaries.",
     "amplification": "Epsilon of an accountant, amplified by sampling, compared with the measurement of one run.",
-    "oddities": "Numbers in the paper that do not follow from its text.",
+    "errata": "Numbers in the paper that do not follow from its text.",
 }
 _SIMULATIONS = " or ".join(f"{runs} at scale {scale}" for scale, runs in table_2.RUNS.items())
 SCALES = ("small", "paper")
 OPTIONS = ("device", "data_dir", "only", "rounds", "seeds", "max_examples", "originals", "jobs", "minutes")
 
 
-@click.group(cls=Commands)
-def reproduce() -> None:
+@click.group(cls=Commands, context_settings=SETTINGS)
+@click.pass_context
+def reproduce(context: click.Context) -> None:
     """Reproduce the paper's tables and figures.
 
     Every experiment prints our numbers next to the paper's and whether the paper's claims hold. It writes
@@ -63,6 +66,10 @@ def reproduce() -> None:
     command continues. Scale small is a quick look on two cores; docs/evidence/reproduction.md has the results
     at scale paper.
     """
+    start_log(context)
+
+
+reproduce.add_command(audit_gaussian_mechanism)
 
 
 def _experiment(name: str, text: str) -> click.Command:
@@ -197,7 +204,7 @@ def _check_only(experiment: Experiment, options: Options) -> None:
 
 def _carried_out(experiment: Experiment, options: Options, *, quiet: bool) -> Found:
     """The experiment's numbers, with version, machine and checked claims."""
-    from coalmine.reproduction.run_grid import OutOfTimeError
+    from reproduction.run_grid import OutOfTimeError
 
     started = time.monotonic()
     stopped = None
@@ -265,7 +272,7 @@ def _machine(device: str | None, trained_on: str | None = None) -> str:
 
 
 def _print_plan(experiment: Experiment, options: Options, *, as_json: bool) -> None:
-    from coalmine.reproduction.run_grid import distinct
+    from reproduction.run_grid import distinct
 
     if experiment.repeats is not None:
         _print_repeats(experiment, experiment.repeats(options), as_json=as_json)

@@ -9,14 +9,14 @@ import numpy as np
 from scipy.special import stdtrit
 
 from coalmine.estimators.mechanism import mechanism_epsilon
-from coalmine.reproduction.epsilon_table import missing
-from coalmine.reproduction.experiment import Account, Check, Experiment, Found, Table, beside, shown
-from coalmine.reproduction.experiment_options import RUNS, Options
-from coalmine.reproduction.paper import ACCURACY
-from coalmine.reproduction.run_grid import Follow, PlannedRun, carry_out
-from coalmine.reproduction.run_numbers import FELL_APART, RunNumbers, least_learnt, read_finished, rung
-from coalmine.reproduction.training_configs import with_canaries, with_noise, words
 from coalmine.simulation.config import RunConfig
+from reproduction.epsilon_table import missing
+from reproduction.experiment import Account, Check, Experiment, Found, Table, beside, shown
+from reproduction.experiment_options import RUNS, Options
+from reproduction.paper import ACCURACY
+from reproduction.run_grid import Follow, PlannedRun, carry_out
+from reproduction.run_numbers import FELL_APART, RunNumbers, least_learnt, read_finished, rung
+from reproduction.training_configs import with_canaries, with_noise, words
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

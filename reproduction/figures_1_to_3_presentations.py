@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from coalmine.reproduction import epsilon_table, paper_claims
-from coalmine.reproduction.epsilon_table import kind
-from coalmine.reproduction.experiment import Account, Check, Experiment, Found, Table, interval_shown, shown
-from coalmine.reproduction.experiment_options import RUNS, Options
-from coalmine.reproduction.paper import STACK_OVERFLOW
-from coalmine.reproduction.run_grid import Follow, PlannedRun
-from coalmine.reproduction.run_numbers import RunNumbers, not_learnt
-from coalmine.reproduction.training_configs import CANARIES, characters, longer, with_groups, words
+from reproduction import epsilon_table, paper_claims
+from reproduction.epsilon_table import kind
+from reproduction.experiment import Account, Check, Experiment, Found, Table, interval_shown, shown
+from reproduction.experiment_options import RUNS, Options
+from reproduction.paper import STACK_OVERFLOW
+from reproduction.run_grid import Follow, PlannedRun
+from reproduction.run_numbers import RunNumbers, not_learnt
+from reproduction.training_configs import CANARIES, characters, longer, with_groups, words
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

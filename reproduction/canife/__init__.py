@@ -4,9 +4,9 @@ A random unit vector is nearly orthogonal to every gradient. The gradient of a s
 until its gradient is. All functions work on several models of one architecture at once, one for each run of a study.
 """
 
-from coalmine.simulation.canife.crafting import CanifeSettings, CraftedCanaries, craft_canaries, interference
-from coalmine.simulation.canife.gradients import Gradients, SampleGradients, sample_gradients
-from coalmine.simulation.canife.mock_rounds import mock_scores, noisy_sums, sample_batch, softened
+from reproduction.canife.crafting import CanifeSettings, CraftedCanaries, craft_canaries, interference
+from reproduction.canife.gradients import Gradients, SampleGradients, sample_gradients
+from reproduction.canife.mock_rounds import mock_scores, noisy_sums, sample_batch, softened
 
 __all__ = [
     "CanifeSettings",

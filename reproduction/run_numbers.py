@@ -201,7 +201,7 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         found = numbers(json.loads(path.read_text(encoding="utf-8")))
     except json.JSONDecodeError as error:
-        raise ValueError(f"{path} is not JSON ({error}); make it again with `coalmine reproduce`") from None
+        raise ValueError(f"{path} is not JSON ({error}); make it again with `python -m reproduction`") from None
     if not isinstance(found, dict):
         raise ValueError(f"{path} must hold an object, got {type(found).__name__}")
     return found

@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 
 from coalmine.log.run_directory import RunDirectory
-from coalmine.reproduction.experiment_options import Options
 from coalmine.simulation.cohorts import plan_cohorts
 from coalmine.simulation.config import ClaimSettings, RunConfig
 from coalmine.simulation.participation import write_rounds
 from coalmine.simulation.tasks import load_task
 from coalmine.simulation.training_run import Progress, start
+from reproduction.experiment_options import Options
 
 ROUNDS_FILE = "rounds.txt"
 

@@ -1,8 +1,8 @@
 """Section 5: a word LSTM of 4.05 million parameters, one presentation, from all iterates and from the final model."""
 
-from coalmine.reproduction import epsilon_table
-from coalmine.reproduction.paper import STACK_OVERFLOW
-from coalmine.reproduction.training_configs import words
+from reproduction import epsilon_table
+from reproduction.paper import STACK_OVERFLOW
+from reproduction.training_configs import words
 
 EXPERIMENT = epsilon_table.experiment(
     "stackoverflow",

@@ -25,13 +25,13 @@ from coalmine.estimators.literature.zanella_beguelin import posterior_epsilon
 from coalmine.estimators.mechanism import mechanism_epsilon
 from coalmine.estimators.null import CosineNull
 from coalmine.log.files import write_atomically
-from coalmine.reproduction.experiment import Account, Check, Experiment, Found, Table, all_of, no_runs, shown
-from coalmine.reproduction.experiment_options import Options
-from coalmine.reproduction.paper import CANIFE_ANALYTICAL
-from coalmine.reproduction.run_grid import Follow
-from coalmine.simulation.canife.comparison import Comparison, Trained, train
 from coalmine.simulation.config import EngineSettings
 from coalmine.simulation.tasks import load_task
+from reproduction.canife.comparison import Comparison, Trained, train
+from reproduction.experiment import Account, Check, Experiment, Found, Table, all_of, no_runs, shown
+from reproduction.experiment_options import Options
+from reproduction.paper import CANIFE_ANALYTICAL
+from reproduction.run_grid import Follow
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

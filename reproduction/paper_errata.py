@@ -14,9 +14,10 @@ from coalmine.estimators.gaussian_fit import epsilon_estimate
 from coalmine.estimators.gaussians import Gaussian, gaussian_delta
 from coalmine.estimators.mechanism import mechanism_epsilon
 from coalmine.estimators.normality import anderson_darling
-from coalmine.reproduction.experiment import Account, Check, Experiment, Found, Table, no_runs, shown
-from coalmine.reproduction.experiment_options import Options
-from coalmine.reproduction.paper import (
+from coalmine.simulation.models import cnn_dropout, word_lstm
+from reproduction.experiment import Account, Check, Experiment, Found, Table, no_runs, shown
+from reproduction.experiment_options import Options
+from reproduction.paper import (
     CANIFE_ANALYTICAL,
     CRITICAL_1,
     CRITICAL_15,
@@ -27,9 +28,8 @@ from coalmine.reproduction.paper import (
     STACK_OVERFLOW,
     THREE_OF_FIFTEEN,
 )
-from coalmine.reproduction.run_grid import Follow
-from coalmine.reproduction.training_configs import CHARACTERS_DELTA, CHARACTERS_USERS, WORDS_DELTA, WORDS_USERS
-from coalmine.simulation.models import cnn_dropout, word_lstm
+from reproduction.run_grid import Follow
+from reproduction.training_configs import CHARACTERS_DELTA, CHARACTERS_USERS, WORDS_DELTA, WORDS_USERS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -40,7 +40,7 @@ CANIFE_NOISE, FASHION_EXAMPLES = 0.2, 60_000
 
 
 def gather(options: Options, follow: Follow) -> Found:
-    """The numbers of every oddity; nothing is trained."""
+    """The numbers of every erratum; nothing is trained."""
     return {
         "scale": options.scale,
         "missing": [],
@@ -175,7 +175,7 @@ def largest_bound() -> float:
 
 
 def tables(found: Found) -> list[Table]:
-    """One table for each oddity."""
+    """One table for each erratum."""
     deltas = tuple(
         (
             item["table"],
@@ -251,7 +251,7 @@ def tables(found: Found) -> list[Table]:
 
 
 def checks(found: Found) -> list[Check]:
-    """Each oddity as a claim about the paper's text, checked against the numbers."""
+    """Each erratum as a claim about the paper's text, checked against the numbers."""
     emnist = [item for item in found["deltas"] if item["table"] == "EMNIST"]
     implied = [item["implied_delta"] for item in emnist]
     three, two = found["three_of_fifteen"]["3"], found["three_of_fifteen"]["2"]
@@ -337,7 +337,7 @@ def conclusion(found: Found) -> str:
 
 
 EXPERIMENT = Experiment(
-    name="oddities",
+    name="errata",
     title="Numbers in the paper that do not follow from its text",
     takes=(),
     plan=no_runs,

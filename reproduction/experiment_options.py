@@ -16,7 +16,7 @@ PAPER_ONLY = ("max_examples", "originals")  # scale small has a fixed, small num
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """The options of `coalmine reproduce`. None or empty means the default of the scale.
+    """The options of `python -m reproduction`. None or empty means the default of the scale.
 
     `only` are the noise multipliers to train with; finished runs of others are still read. `max_examples` is the
     largest number of examples that a client trains on in a round. `originals` selects the paper's data instead of their

@@ -13,19 +13,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from coalmine.log.files import write_atomically
 from coalmine.report.svg import STYLE, needs_matplotlib
-from coalmine.reproduction.experiment_options import Options
+from reproduction.experiment_options import Options
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from coalmine.reproduction.run_grid import Follow, PlannedRun
+    from reproduction.run_grid import Follow, PlannedRun
 
 Found = dict[str, Any]
 MODULES = {  # module of each experiment
     "table-2": "table_2", "accuracy": "table_3_accuracy", "stackoverflow": "table_4_stackoverflow",
     "emnist": "table_5_emnist", "presentations": "figures_1_to_3_presentations", "normality": "appendix_c_normality",
     "multirun": "appendix_d_multirun", "canife": "section_5_3_canife", "cost": "cost", "beyond": "beyond_the_paper",
-    "amplification": "accountant_measured", "oddities": "oddities",
+    "amplification": "accountant_measured", "errata": "paper_errata",
 }  # fmt: skip
 
 
@@ -86,7 +86,7 @@ class Experiment:
 
 def load_experiment(name: str) -> Experiment:
     """Import the module of this experiment and return the experiment."""
-    experiment: Experiment = importlib.import_module(f"coalmine.reproduction.{MODULES[name]}").EXPERIMENT
+    experiment: Experiment = importlib.import_module(f"reproduction.{MODULES[name]}").EXPERIMENT
     return experiment
 
 

@@ -10,17 +10,17 @@ from coalmine.estimators.amplification import amplified_epsilon
 from coalmine.estimators.correlated import BandedNoise, CorrelatedNoise, TreeNoise
 from coalmine.estimators.mechanism import mechanism_epsilon
 from coalmine.estimators.sampling import RandomAllocation, Shuffled
-from coalmine.reproduction import paper_claims
-from coalmine.reproduction import table_5_emnist as emnist
-from coalmine.reproduction.epsilon_table import about, missing
-from coalmine.reproduction.experiment import Account, Check, Experiment, Found, Table, all_of, interval_shown, shown
-from coalmine.reproduction.experiment_options import RUNS, Options
-from coalmine.reproduction.paper import STACK_OVERFLOW
-from coalmine.reproduction.run_grid import Follow, PlannedRun, carry_out, distinct
-from coalmine.reproduction.run_numbers import RunNumbers, not_learnt, read_finished, rung
-from coalmine.reproduction.training_configs import WORDS_DELTA, with_canaries
 from coalmine.simulation.clipping import AdaptiveClipping
 from coalmine.simulation.config import RunConfig
+from reproduction import paper_claims
+from reproduction import table_5_emnist as emnist
+from reproduction.epsilon_table import about, missing
+from reproduction.experiment import Account, Check, Experiment, Found, Table, all_of, interval_shown, shown
+from reproduction.experiment_options import RUNS, Options
+from reproduction.paper import STACK_OVERFLOW
+from reproduction.run_grid import Follow, PlannedRun, carry_out, distinct
+from reproduction.run_numbers import RunNumbers, not_learnt, read_finished, rung
+from reproduction.training_configs import WORDS_DELTA, with_canaries
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

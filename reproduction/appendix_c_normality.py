@@ -9,13 +9,13 @@ from scipy.stats import binom
 from coalmine.estimators.gaussians import Gaussian
 from coalmine.estimators.normality import anderson_darling
 from coalmine.estimators.null import CosineNull
-from coalmine.reproduction import epsilon_table
-from coalmine.reproduction.experiment import Account, Check, Experiment, Found, Table, beside, shown
-from coalmine.reproduction.experiment_options import RUNS, Options
-from coalmine.reproduction.paper import CRITICAL_1, CRITICAL_15, NORMALITY, NORMALITY_TIMES
-from coalmine.reproduction.run_grid import Follow, PlannedRun
-from coalmine.reproduction.run_numbers import RunNumbers, not_learnt
-from coalmine.reproduction.training_configs import CANARIES, longer, with_groups, words
+from reproduction import epsilon_table
+from reproduction.experiment import Account, Check, Experiment, Found, Table, beside, shown
+from reproduction.experiment_options import RUNS, Options
+from reproduction.paper import CRITICAL_1, CRITICAL_15, NORMALITY, NORMALITY_TIMES
+from reproduction.run_grid import Follow, PlannedRun
+from reproduction.run_numbers import RunNumbers, not_learnt
+from reproduction.training_configs import CANARIES, longer, with_groups, words
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from coalmine.argument_checks import nonnegative_array, one_number, whole_number
-from coalmine.simulation.canife.gradients import Gradients, SampleGradients
 from coalmine.simulation.clipping import clip_factors
+from reproduction.canife.gradients import Gradients, SampleGradients
 
 
 @dataclass(frozen=True, kw_only=True)
