@@ -27,7 +27,7 @@ HEAD = """# The paper, reproduced
 **What was asked.** *One-shot Empirical Privacy Estimation for Federated Learning* (Andrew et al., ICLR 2024) has many
 tables and figures. Do we get the same numbers? Do its claims hold? A few experiments ask what the paper did not.
 
-**What was run.** One command for each table and figure:
+**What was run.** One command for each table and figure, in a clone with the extras `simulation` and `report`:
 
     python -m reproduction NAME --scale small                 a quick look, minutes on two cores
     python -m reproduction NAME --scale paper --plan          the runs at the paper's size, and how far they are

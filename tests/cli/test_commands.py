@@ -27,6 +27,14 @@ def test_version_and_help():
     assert "mechanism-epsilon" in called("--help").stdout
 
 
+@pytest.mark.parametrize("missing", ["click", "rich"])
+def test_without_the_extra_the_command_says_what_to_install(missing):
+    code = f"import sys; sys.modules['{missing}'] = None; from coalmine.__main__ import main; main()"
+    done = subprocess.run([sys.executable, "-c", code, "run"], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert "coalmine: the commands need: pip install 'coalmine[cli]'" in done.stderr
+
+
 def test_mechanism_prints_the_papers_noise_levels():
     done = called(
         "mechanism-epsilon", "--noise-multiplier", "0.0496", "--noise-multiplier", "0", "--delta", "8.2e-7", "--json"

@@ -3,7 +3,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-torch = pytest.importorskip("torch")
+import torch
 from torch.nn import functional
 
 from coalmine.estimators.gaussian_fit import epsilon_estimate

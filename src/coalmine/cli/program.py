@@ -1,4 +1,4 @@
-"""The process of a command: its log, its streams, and an error as one line and an exit code (docs/reference/exit-codes.md)."""
+"""The process of a command: its log, its streams, an error as one line, an exit code (docs/reference/exit-codes.md)."""
 
 import io
 import logging
