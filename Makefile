@@ -6,11 +6,15 @@ TESTS := -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
 PYTEST := $(BIN)/python $(TESTS)
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: run test test-full test-all coverage check docs docs-serve bench fuzz studies lowest newest clean wheel dist
+.PHONY: run reproduce test test-full test-all coverage check docs docs-serve bench fuzz studies lowest newest clean wheel dist
 .DELETE_ON_ERROR:
 
 run: .venv/core.done
 	$(BIN)/coalmine run
+
+# The paper's experiments at scale small, each checked for its claims and trends; see docs/evidence/reproduction.md.
+reproduce: .venv/dev.done
+	$(BIN)/python -m studies.reproduction
 
 # Something of every package and integration, in some five minutes on two cores.
 test: .venv/dev.done
@@ -53,7 +57,7 @@ fuzz: .venv/dev.done
 studies: .venv/dev.done
 	$(BIN)/python -m studies
 
-# Build the wheel, install it without extras into a separate environment, and try it there.
+# Build the wheel, install it into a separate environment, and try it there: without extras, then with the commands.
 wheel: .venv/wheel.done
 
 .venv/wheel.done: .venv/dev.done $(shell find src -name '*.py') README.md
@@ -62,6 +66,8 @@ wheel: .venv/wheel.done
 	$(PYTHON) -m venv build/wheel/venv
 	build/wheel/venv/bin/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt build/wheel/*.whl
 	cd build/wheel && venv/bin/python ../../tests/try_wheel.py
+	build/wheel/venv/bin/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt "$$(echo build/wheel/*.whl)[cli]"
+	cd build/wheel && venv/bin/python ../../tests/try_wheel.py cli
 	touch $@
 
 # The release: an sdist, the wheel that it makes, and a check that PyPI can show their description.
@@ -79,7 +85,7 @@ lowest newest: .venv/dev.done
 	$(PYTHON) -m venv .venv
 
 .venv/core.done: pyproject.toml constraints.txt | .venv/bin/python
-	$(PIP) --editable '.[simulation,report]'
+	$(PIP) --editable '.[cli,simulation,report]'
 	touch $@
 
 .venv/dev.done: pyproject.toml constraints.txt | .venv/bin/python

@@ -43,7 +43,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("kind", choices=("lowest", "newest"))
     parser.add_argument("--python", default=sys.executable, help="Python interpreter of the environment")
-    parser.add_argument("--extras", default="report", help="extras to install, separated by commas (default: report)")
+    parser.add_argument(
+        "--extras", default="cli,report", help="extras to install, separated by commas (default: %(default)s)"
+    )
     given = parser.parse_args()
     home = ROOT / "build" / given.kind
     subprocess.run([given.python, "-m", "venv", "--clear", str(home)], check=True)
@@ -93,8 +95,11 @@ def lowest_versions(extras: list[str]) -> list[str]:
     """Each direct dependency at the lowest version that its range allows."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     wanted = list(project["dependencies"])
-    for name in extras:
+    names = list(extras)
+    for name in names:  # grows: an extra may include others
         wanted += project["optional-dependencies"][name]
+        for included in re.findall(r"coalmine\[([^]]*)\]", " ".join(project["optional-dependencies"][name])):
+            names += [inner for inner in included.split(",") if inner not in names]
     found = [re.match(r"([\w.-]+)(?:\[[^]]*\])?>=([\w.]+)", each) for each in wanted]
     return [f"{each.group(1)}=={each.group(2)}" for each in found if each]
 

@@ -15,7 +15,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 SETS = {
     "core": ["."],
-    "report": [".[report]"],
+    "cli": [".[cli]"],
+    "report": [".[cli,report]"],
     "parquet": [".[parquet]"],
     "jax": [".[jax]"],
     "flower": [".[flower]", "scikit-learn"],

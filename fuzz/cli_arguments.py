@@ -61,8 +61,6 @@ def _check(arguments: list[str]) -> None:
 
 def _commands(group: click.Command, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], click.Command]]:
     for name, each in group.commands.items():  # type: ignore[attr-defined]
-        if name == "reproduce":
-            continue
         if isinstance(each, click.Group):
             yield from _commands(each, (*path, name))
         elif (*path, name) not in LEFT_OUT:

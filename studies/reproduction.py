@@ -16,9 +16,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from coalmine.cli.reproduce import EXPERIMENTS
 from coalmine.data.folders import data_folder
-from coalmine.reproduction.run_numbers import read_json
+from reproduction.command import EXPERIMENTS
+from reproduction.run_numbers import read_json
 
 LONGEST = 180.0  # seconds
 READS_FILES = {"canife": "fashion-mnist"}
@@ -29,7 +29,7 @@ def run(name: str, out: Path) -> tuple[dict[str, Any], float]:
     """The experiment's output and its duration."""
     started = time.monotonic()
     processes = ("--jobs", "2") if name == "multirun" else ()
-    command = [sys.executable, "-m", "coalmine", "-q", "reproduce", name, "--out", str(out), *processes]
+    command = [sys.executable, "-m", "reproduction", "-q", name, "--out", str(out), *processes]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     return read_json(out / f"{name}-small.json"), time.monotonic() - started
 

@@ -10,7 +10,7 @@ import pytest
 import coalmine
 
 ROOT = Path(__file__).parents[1]
-HEAVY = {"torch", "matplotlib", "plotly", "flwr", "pandas", "sklearn", "dp_accounting"}
+HEAVY = {"torch", "matplotlib", "plotly", "flwr", "pandas", "sklearn", "dp_accounting", "click", "rich", "jinja2"}
 
 
 def python(code: str) -> str:

@@ -1,4 +1,4 @@
-"""docs/evidence/reproduction.md and its pictures, from what `coalmine reproduce` wrote.
+"""docs/evidence/reproduction.md and its pictures, from what `python -m reproduction` wrote.
 
     python -m docs.evidence.make_reproduction              from docs/evidence/reproduction/*.json
     python -m docs.evidence.make_reproduction FOLDER…      take the JSON files of these folders first
@@ -11,12 +11,12 @@ import shutil
 import sys
 from pathlib import Path
 
-from coalmine.cli.reproduce import EXPERIMENTS
 from coalmine.data.catalogue import DATASETS
-from coalmine.reproduction.experiment import Experiment, Found, Table, load_experiment, save_figure
-from coalmine.reproduction.experiment_options import Options
-from coalmine.reproduction.run_numbers import read_json
-from coalmine.reproduction.training_configs import CHARACTERS_USERS, characters, words
+from reproduction.command import EXPERIMENTS
+from reproduction.experiment import Experiment, Found, Table, load_experiment, save_figure
+from reproduction.experiment_options import Options
+from reproduction.run_numbers import read_json
+from reproduction.training_configs import CHARACTERS_USERS, characters, words
 
 HERE = Path(__file__).parent
 FOLDER = HERE / "reproduction"
@@ -27,11 +27,11 @@ HEAD = """# The paper, reproduced
 **What was asked.** *One-shot Empirical Privacy Estimation for Federated Learning* (Andrew et al., ICLR 2024) has many
 tables and figures. Do we get the same numbers? Do its claims hold? A few experiments ask what the paper did not.
 
-**What was run.** One command for each table and figure:
+**What was run.** One command for each table and figure, in a clone with the extras `simulation` and `report`:
 
-    coalmine reproduce NAME --scale small                 a quick look, minutes on two cores
-    coalmine reproduce NAME --scale paper --plan          the runs at the paper's size, and how far they are
-    coalmine reproduce NAME --scale paper --device cuda --data-dir D --out DIR
+    python -m reproduction NAME --scale small                 a quick look, minutes on two cores
+    python -m reproduction NAME --scale paper --plan          the runs at the paper's size, and how far they are
+    python -m reproduction NAME --scale paper --device cuda --data-dir D --out DIR
 
 Runs of paper size resume where a kill or `--minutes` stopped them. `--only 0.0496,0.2317` trains some noise
 multipliers only. Experiments with the same `--out` share their runs. Each writes `NAME-SCALE.json` with every number,
@@ -79,7 +79,7 @@ QUESTIONS = {
     "canife": "How do random canaries compare with those that CANIFE crafts?",
     "beyond": "What do correlated noise, pauses between check-ins, more canaries and sampling change?",
     "amplification": "Does an audit of one run meet the ε that an accountant computes for sampled rounds?",
-    "oddities": "Which numbers in the paper do not follow from its text?",
+    "errata": "Which numbers in the paper do not follow from its text?",
 }
 
 
@@ -181,7 +181,7 @@ def _longer(path: Path) -> str:
         f"(clip norm at the end {reading['clip_norms'][-1]:.3g})"
         for reading in found["readings"]
     )
-    command = f"coalmine reproduce {found['name']} --scale paper --only {noises} --max-examples {most}"
+    command = f"python -m reproduction {found['name']} --scale paper --only {noises} --max-examples {most}"
     return (
         f"Clients that train on up to {most} examples a round, `{command}`: {accuracies}, "
         f"{found['seconds'] / 60:.1f} minutes on {found['machine']}; numbers in [{path.name}](reproduction/{path.name})."
@@ -190,7 +190,7 @@ def _longer(path: Path) -> str:
 
 def _made_by(experiment: Experiment, found: Found, path: Path) -> str:
     """The command, on what it ran, and for how long."""
-    text = f"`coalmine reproduce {experiment.name} --scale {_scale(found)}`"
+    text = f"`python -m reproduction {experiment.name} --scale {_scale(found)}`"
     if found.get("seconds"):
         text += f": {found['seconds'] / 60:.1f} minutes of training"
         text += f" on {found['machine']}" if found.get("machine") else ""

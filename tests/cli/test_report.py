@@ -1,6 +1,8 @@
 """`coalmine report` and `coalmine watch` as a user calls them."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 from runs import make_run
@@ -78,3 +80,12 @@ def test_watch_outside_a_terminal_prints_one_frame(coalmine, run):
     assert (code, err) == (0, "")
     assert "known-others" in out
     assert "\x1b" not in out
+
+
+def test_without_jinja2_markdown_works_and_a_page_names_its_extra(run):
+    code = "import sys; sys.modules['jinja2'] = None; from coalmine.cli.main import main; main(sys.argv[1:])"
+    report = [sys.executable, "-c", code, "report", str(run)]
+    page = subprocess.run(report, capture_output=True, text=True)
+    assert (page.returncode, page.stderr) == (2, "coalmine: an HTML page needs: pip install 'coalmine[report]'\n")
+    markdown = subprocess.run([*report, "--format", "md"], capture_output=True, text=True)
+    assert (markdown.returncode, markdown.stdout[:7]) == (0, "## run\n")

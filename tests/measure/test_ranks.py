@@ -2,12 +2,12 @@
 
 import numpy as np
 import pytest
-from tests.audit.thread_ranks import on_ranks
 
 from coalmine import Audit, mechanism_epsilon
 from coalmine.measure import expensive_rounds, noise_law, pieces
 from coalmine.measure.ranks import Ranks, differences
 from coalmine.verdict.alarm import ViolationError
+from tests.audit.thread_ranks import on_ranks
 
 SEED, DELTA, NOISE, CLIENTS = b"the secret of the ranks", 1e-5, 1.0, 100
 CLAIM = float(mechanism_epsilon(NOISE, delta=DELTA))

@@ -11,11 +11,12 @@ from runs import make_run, make_sampled_run
 
 from coalmine import Poisson, amplified_epsilon
 from coalmine.cli import main as cli
+from coalmine.cli.screen import screen
 from coalmine.evidence.ladder import RUNGS
 from coalmine.report import plots, read_run, write_report
 from coalmine.report.advice import LEG_ADVICE, next_steps
 from coalmine.report.figures import loss_picture
-from coalmine.report.live_view import Watcher, screen
+from coalmine.report.live_view import Watcher
 from coalmine.report.markdown import as_dict, markdown
 from coalmine.report.page import run_page
 from coalmine.report.sentences import ATTACKERS, UNDECIDED, verdict_sentence

@@ -8,8 +8,9 @@ import pytest
 from rich.console import Console
 from runs import make_run
 
+from coalmine.cli.screen import screen
 from coalmine.log.run_directory import RunDirectory
-from coalmine.report.live_view import Watcher, screen
+from coalmine.report.live_view import Watcher
 from coalmine.report.trackers import MLflow, TensorBoard
 
 

@@ -1,4 +1,4 @@
-"""`coalmine reproduce amplification`: its training loops are honest, and its checks can fail."""
+"""`python -m reproduction amplification`: its training loops are honest, and its checks can fail."""
 
 import copy
 
@@ -8,9 +8,9 @@ pytest.importorskip("torch")
 pytest.importorskip("matplotlib")
 
 from coalmine.estimators.sampling import Poisson
-from coalmine.reproduction import accountant_measured
-from coalmine.reproduction.experiment import save_figure
-from coalmine.reproduction.experiment_options import Options
+from reproduction import accountant_measured
+from reproduction.experiment import save_figure
+from reproduction.experiment_options import Options
 
 
 @pytest.fixture(scope="module")

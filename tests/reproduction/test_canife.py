@@ -9,11 +9,11 @@ import pytest
 pytest.importorskip("torch")
 
 from coalmine.estimators.literature.canife import canife_epsilon
-from coalmine.reproduction import section_5_3_canife as canife
-from coalmine.reproduction.experiment_options import Options
-from coalmine.simulation.canife import CanifeSettings
-from coalmine.simulation.canife.comparison import Comparison, train
 from coalmine.simulation.tasks.image_tasks import digits
+from reproduction import section_5_3_canife as canife
+from reproduction.canife import CanifeSettings
+from reproduction.canife.comparison import Comparison, train
+from reproduction.experiment_options import Options
 
 DATA = os.environ.get("COALMINE_DATA_DIR")
 

@@ -1,4 +1,4 @@
-"""`coalmine reproduce` as a user calls it."""
+"""`python -m reproduction` as a user calls it."""
 
 import importlib
 import importlib.util
@@ -14,29 +14,29 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("matplotlib")
 
-from coalmine.cli import main as cli
-from coalmine.cli import reproduce as command
-from coalmine.reproduction import appendix_c_normality as normality
-from coalmine.reproduction import appendix_d_multirun as multirun
-from coalmine.reproduction import beyond_the_paper as beyond
-from coalmine.reproduction import epsilon_table, table_2
-from coalmine.reproduction import figures_1_to_3_presentations as presentations
-from coalmine.reproduction import table_3_accuracy as accuracy
-from coalmine.reproduction import table_5_emnist as emnist
-from coalmine.reproduction.experiment import load_experiment
-from coalmine.reproduction.experiment_options import Options
-from coalmine.reproduction.paper import EMNIST
-from coalmine.reproduction.run_numbers import read_json
-from coalmine.reproduction.training_configs import characters
+from coalmine import mechanism_epsilon
+from coalmine.cli.program import run_program
+from reproduction import appendix_c_normality as normality
+from reproduction import appendix_d_multirun as multirun
+from reproduction import beyond_the_paper as beyond
+from reproduction import command, epsilon_table, table_2
+from reproduction import figures_1_to_3_presentations as presentations
+from reproduction import table_3_accuracy as accuracy
+from reproduction import table_5_emnist as emnist
+from reproduction.experiment import load_experiment
+from reproduction.experiment_options import Options
+from reproduction.paper import EMNIST
+from reproduction.run_numbers import read_json
+from reproduction.training_configs import characters
 
 ROOT = Path(__file__).parents[2]
 EXPERIMENTS = {module.EXPERIMENT.name: module.EXPERIMENT for module in (accuracy, presentations, normality)}
 
 
-def coalmine(capsys, *arguments):
+def reproduction(capsys, *arguments):
     """Exit code, stdout and stderr of a command in this process."""
     with pytest.raises(SystemExit) as stop:
-        cli.main([str(argument) for argument in arguments])
+        run_program(command.reproduce, "reproduction", [str(argument) for argument in arguments])
     out, err = capsys.readouterr()
     return int(stop.value.code or 0), out, err
 
@@ -44,13 +44,13 @@ def coalmine(capsys, *arguments):
 def test_a_table_can_be_made_piece_by_piece(capsys, tmp_path):
     """One noise level, then the plan, then all: every summary includes finished runs, and nothing is trained twice."""
     out = ("--out", tmp_path, "--rounds", 12)
-    code, text, _ = coalmine(capsys, "reproduce", "emnist", *out, "--only", "0.16")
+    code, text, _ = reproduction(capsys, "emnist", *out, "--only", "0.16")
     assert code == 0
     assert "not finished: 5 of the runs" in text
-    code, text, _ = coalmine(capsys, "reproduce", "emnist", *out, "--plan", "--json")
+    code, text, _ = reproduction(capsys, "emnist", *out, "--plan", "--json")
     assert [row["done"] for row in json.loads(text)] == [0, "finished", 0, 0, 0, 0]
     made = {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").glob("*/result.json")}
-    code, text, _ = coalmine(capsys, "-q", "reproduce", "emnist", *out, "--only", "0.16,0.315", "--json")
+    code, text, _ = reproduction(capsys, "-q", "emnist", *out, "--only", "0.16,0.315", "--json")
     assert code == 0
     found = json.loads(text)
     assert [reading["noise_multiplier"] for reading in found["readings"]] == [0.16, 0.315]
@@ -64,12 +64,12 @@ def test_the_time_limit_stops_at_a_checkpoint_and_the_same_command_resumes(capsy
     often = replace(characters(Options(out=tmp_path, rounds=6)), checkpoint_every=2)
     changed = epsilon_table.experiment("emnist", "EMNIST", lambda _: often, EMNIST, original="EMNIST")
     monkeypatch.setattr(emnist, "EXPERIMENT", changed)
-    command = ("-q", "reproduce", "emnist", "--out", tmp_path, "--only", "0.16", "--json")
-    code, text, err = coalmine(capsys, *command, "--minutes", 1e-9)
+    asked = ("-q", "emnist", "--out", tmp_path, "--only", "0.16", "--json")
+    code, text, err = reproduction(capsys, *asked, "--minutes", 1e-9)
     assert code == 0
     assert "stopped after round 2; the same command continues from there" in err
     assert json.loads(text)["readings"] == []
-    code, text, err = coalmine(capsys, *command, "--minutes", 5)
+    code, text, err = reproduction(capsys, *asked, "--minutes", 5)
     assert (code, err) == (0, "")
     assert [reading["rounds"] for reading in json.loads(text)["readings"]] == [6]
 
@@ -84,20 +84,20 @@ def test_the_time_limit_stops_at_a_checkpoint_and_the_same_command_resumes(capsy
         (("beyond", "--jobs", "2"), "beyond does not use --jobs"),
         (("multirun", "--rounds", "2"), "multirun does not use --rounds"),
         (("canife", "--minutes", "2"), "canife does not use --minutes"),
-        (("oddities", "--rounds", "3", "--seeds", "9"), "oddities does not use --rounds"),
-        (("oddities", "--device", "cuda"), "oddities does not use --device"),
-        (("oddities", "--originals"), "oddities does not use --originals"),
+        (("errata", "--rounds", "3", "--seeds", "9"), "errata does not use --rounds"),
+        (("errata", "--device", "cuda"), "errata does not use --device"),
+        (("errata", "--originals"), "errata does not use --originals"),
         (("table-2", "--seed", "-1"), "seed must be at least 0, got -1\n"),
         (("table-2", "--device", "cuda"), "cuda"),
         (("emnist", "--scale", "huge"), "huge"),
         (("emnist", "--rounds", "0"), "--rounds"),
         (("emnist", "--device", "abacus", "--rounds", "2"), "abacus"),
-        (("nothing",), "nothing"),
+        (("nothing",), "The commands are accuracy, amplification, audit-gaussian-mechanism, beyond, canife"),
     ],
 )
 def test_invalid_options_are_rejected_with_one_line(capsys, tmp_path, arguments, words):
     extra = () if arguments == ("nothing",) else ("--out", tmp_path)
-    code, _, err = coalmine(capsys, "reproduce", *arguments, *extra)
+    code, _, err = reproduction(capsys, *arguments, *extra)
     assert code == 2
     assert words in err
     assert len(err.strip().splitlines()) == 1
@@ -105,18 +105,16 @@ def test_invalid_options_are_rejected_with_one_line(capsys, tmp_path, arguments,
 
 def test_without_the_data_the_error_names_what_to_fetch(capsys, tmp_path, monkeypatch):
     monkeypatch.setenv("COALMINE_DATA_DIR", str(tmp_path / "no data"))
-    code, _, err = coalmine(
-        capsys, "reproduce", "stackoverflow", "--scale", "paper", "--device", "cpu", "--out", tmp_path
-    )
+    code, _, err = reproduction(capsys, "stackoverflow", "--scale", "paper", "--device", "cpu", "--out", tmp_path)
     assert code == 2
     assert "does not exist" in err
-    code, text, _ = coalmine(capsys, "reproduce", "stackoverflow", "--scale", "paper", "--plan", "--out", tmp_path)
+    code, text, _ = reproduction(capsys, "stackoverflow", "--scale", "paper", "--plan", "--out", tmp_path)
     assert code == 0
     assert "4 runs, 8,192 rounds" in text
 
 
-def test_the_oddities_need_no_training(capsys, tmp_path):
-    code, text, _ = coalmine(capsys, "reproduce", "oddities", "--out", tmp_path)
+def test_the_errata_need_no_training(capsys, tmp_path):
+    code, text, _ = reproduction(capsys, "errata", "--out", tmp_path)
     assert code == 0
     assert "does not hold" not in text
     assert "39.6%" in text
@@ -131,7 +129,7 @@ def test_the_oddities_need_no_training(capsys, tmp_path):
     ],
 )
 def test_every_experiment_writes_numbers_a_plot_and_a_summary(capsys, tmp_path, name, noise, runs, more):
-    code, text, _ = coalmine(capsys, "-q", "reproduce", name, "--out", tmp_path, "--rounds", 24, "--only", noise, *more)
+    code, text, _ = reproduction(capsys, "-q", name, "--out", tmp_path, "--rounds", 24, "--only", noise, *more)
     assert code == 0
     assert "holds: " in text or "not decided: " in text
     assert len(list((tmp_path / "runs").glob("*/result.json"))) == runs
@@ -139,7 +137,7 @@ def test_every_experiment_writes_numbers_a_plot_and_a_summary(capsys, tmp_path, 
     assert f"{name}-small" not in make_page(tmp_path)  # the page skips runs with another number of rounds
     (tmp_path / f"{name}-small-24-rounds.json").rename(tmp_path / f"{name}-small.json")
     page = make_page(tmp_path)
-    assert f"`coalmine reproduce {name} --scale small`" in page
+    assert f"`python -m reproduction {name} --scale small`" in page
     assert f"![{EXPERIMENTS[name].title}](reproduction/{name}-small.png)" in page
 
 
@@ -171,10 +169,9 @@ def test_markdown_tables_have_equally_many_cells_in_every_line(tmp_path):
     ],
 )
 def test_noise_levels_unknown_to_an_experiment_are_rejected(tmp_path, capsys, words, said):
-    with pytest.raises(SystemExit) as stop:
-        cli.main(["reproduce", *words, "--out", str(tmp_path / "out")])
-    assert stop.value.code == 2
-    assert said in capsys.readouterr().err
+    code, _, err = reproduction(capsys, *words, "--out", tmp_path / "out")
+    assert code == 2
+    assert said in err
     assert not (tmp_path / "out").exists()
 
 
@@ -183,7 +180,7 @@ def test_the_page_includes_runs_with_more_examples(tmp_path):
         (tmp_path / f"{name}.json").write_bytes((ROOT / f"docs/evidence/reproduction/{name}.json").read_bytes())
     page = make_page(tmp_path)
     assert (tmp_path / "reproduction/stackoverflow-paper-64-examples.json").is_file()
-    assert "`coalmine reproduce stackoverflow --scale paper --only 0.2317 --max-examples 64`" in page
+    assert "`python -m reproduction stackoverflow --scale paper --only 0.2317 --max-examples 64`" in page
 
 
 def test_table_2_has_a_row_a_section_and_a_picture(tmp_path):
@@ -205,9 +202,7 @@ def test_table_2_has_a_row_a_section_and_a_picture(tmp_path):
 def test_table_2_is_written_to_a_folder_or_a_file(capsys, tmp_path, monkeypatch, out, written):
     monkeypatch.setattr(table_2, "PAPER", {(1.54, 10**4): (3.0, 0.46)})
     (tmp_path / "here").mkdir()
-    code, text, _ = coalmine(
-        capsys, "reproduce", "table-2", "--scale", "small", "--device", "cpu", "--out", tmp_path / out
-    )
+    code, text, _ = reproduction(capsys, "table-2", "--scale", "small", "--device", "cpu", "--out", tmp_path / out)
     assert code == 0
     assert "holds: " in text
     found = read_json(tmp_path / f"{written}.json")
@@ -217,9 +212,9 @@ def test_table_2_is_written_to_a_folder_or_a_file(capsys, tmp_path, monkeypatch,
 
 @pytest.mark.full
 def test_table_2_needs_no_torch(tmp_path):
-    code = "import sys; sys.modules['torch'] = None; from coalmine.cli.main import main; main()"
-    command = [sys.executable, "-c", code, "reproduce", "table-2", "--runs", "1", "--out", str(tmp_path)]
-    subprocess.run(command, check=True, capture_output=True)
+    code = "import sys; sys.modules['torch'] = None; from reproduction.__main__ import main; main()"
+    command = [sys.executable, "-c", code, "table-2", "--runs", "1", "--out", str(tmp_path)]
+    subprocess.run(command, check=True, capture_output=True, cwd=ROOT)
     assert (tmp_path / "table-2-paper.json").is_file()
 
 
@@ -248,9 +243,7 @@ def test_groups_with_fewer_canaries_than_the_papers_are_named():
 
 
 def test_the_plan_of_beyond_lists_the_runs_to_train(capsys, tmp_path):
-    code, text, _ = coalmine(
-        capsys, "reproduce", "beyond", "--only", beyond.NOISE, "--plan", "--json", "--out", tmp_path
-    )
+    code, text, _ = reproduction(capsys, "beyond", "--only", beyond.NOISE, "--plan", "--json", "--out", tmp_path)
     assert code == 0
     asked = {row["run"] for row in json.loads(text) if row["asked"]}
     options = Options(out=tmp_path)
@@ -267,32 +260,32 @@ def test_a_torn_file_affects_only_its_own_repeat(capsys, tmp_path, monkeypatch):
     monkeypatch.setattr(multirun, "repeat", lambda *pair: trained.append(pair) or fake_repeat(*pair))
     kept = [json.dumps(fake_repeat(noise, 0)) for noise in multirun.NOISES]
     (tmp_path / "multirun-small.jsonl").write_text("\n".join(kept)[:-9])
-    code, text, _ = coalmine(capsys, "reproduce", "multirun", "--plan", "--json", "--out", tmp_path)
+    code, text, _ = reproduction(capsys, "multirun", "--plan", "--json", "--out", tmp_path)
     assert [row["done"] for row in json.loads(text)] == [True] + [False] * 5
-    code, text, _ = coalmine(capsys, "-q", "reproduce", "multirun", "--out", tmp_path)
+    code, text, _ = reproduction(capsys, "-q", "multirun", "--out", tmp_path)
     assert code == 0
     assert "not finished" not in text
     assert len(trained) == 5
     assert len(read_json(tmp_path / "multirun-small.json")["repeats"]) == 6
-    coalmine(capsys, "-q", "reproduce", "multirun", "--out", tmp_path)
+    reproduction(capsys, "-q", "multirun", "--out", tmp_path)
     assert len(trained) == 5
 
 
 @pytest.mark.parametrize("processes", [1, 2])
 def test_the_time_limit_stops_between_repeats(capsys, tmp_path, monkeypatch, processes):
     monkeypatch.setattr(multirun, "repeat", fake_repeat)
-    asked = ("reproduce", "multirun", "--out", tmp_path, "--jobs", processes)
-    code, text, err = coalmine(capsys, *asked, "--minutes", 1e-9)
+    asked = ("multirun", "--out", tmp_path, "--jobs", processes)
+    code, text, err = reproduction(capsys, *asked, "--minutes", 1e-9)
     assert code == 0
     assert f"{6 - processes} repeats were not started; the same command continues from there" in err
     assert f"not finished: {6 - processes} of the repeats; see --plan" in text
-    code, text, err = coalmine(capsys, *asked)
+    code, text, err = reproduction(capsys, *asked)
     assert (code, err) == (0, "")
     assert "not finished" not in text
 
 
 def test_the_time_limit_stops_between_small_runs(capsys, tmp_path):
-    code, text, err = coalmine(capsys, "-q", "reproduce", "emnist", "--rounds", 4, "--minutes", 1e-9, "--out", tmp_path)
+    code, text, err = reproduction(capsys, "-q", "emnist", "--rounds", 4, "--minutes", 1e-9, "--out", tmp_path)
     assert code == 0
     assert "was not started; the same command continues from there" in err
     assert "not finished: 5 of the runs" in text
@@ -302,11 +295,11 @@ def test_the_time_limit_stops_between_small_runs(capsys, tmp_path):
     ("file", "kept"), [("audit/rounds.log", 0.6), ("audit/rounds.log", 0.999), ("metrics.jsonl", 0.5)]
 )
 def test_a_truncated_file_of_a_finished_run_is_named(capsys, tmp_path, file, kept):
-    asked = ("-q", "reproduce", "emnist", "--rounds", 12, "--only", "0.16", "--out", tmp_path)
-    coalmine(capsys, *asked)
+    asked = ("-q", "emnist", "--rounds", 12, "--only", "0.16", "--out", tmp_path)
+    reproduction(capsys, *asked)
     path = next((tmp_path / "runs").iterdir()) / file
     path.write_bytes(path.read_bytes()[: int(kept * path.stat().st_size)])
-    code, text, err = coalmine(capsys, *asked)
+    code, text, err = reproduction(capsys, *asked)
     assert (code, text) == (2, "")
     assert f"{path} is damaged" in err
     assert len(err.strip().splitlines()) == 1
@@ -315,3 +308,19 @@ def test_a_truncated_file_of_a_finished_run_is_named(capsys, tmp_path, file, kep
 def test_runs_trained_on_a_gpu_name_it_when_read_elsewhere():
     assert command._machine("cuda", "NVIDIA H200") == "NVIDIA H200"
     assert command._machine("cpu", "cpu").startswith("CPU, ")
+
+
+def test_audit_gaussian_mechanism_prints_the_analytical_epsilon_and_every_estimate(capsys):
+    asked = ("audit-gaussian-mechanism", "--dim", 5000, "--runs", 5, "--json")
+    code, text, _ = reproduction(capsys, *asked)
+    found = json.loads(text)
+    assert code == 0
+    assert found["analytical"] == mechanism_epsilon(0.541, delta=1e-6)
+    assert len(found["null"]["values"]) == found["runs"] == 5
+
+
+@pytest.mark.parametrize("arguments", [("--signal-norm", 1e300), ("--noise-multiplier", 1e200)])
+def test_audit_gaussian_mechanism_rejects_huge_numbers_with_one_line(capsys, arguments):
+    code, out, err = reproduction(capsys, "audit-gaussian-mechanism", "--dim", 1000, "--canaries", 20, *arguments)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "at most 1e+100" in err

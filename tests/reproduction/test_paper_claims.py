@@ -9,10 +9,10 @@ from scipy import stats
 pytest.importorskip("torch")
 
 from coalmine.estimators.mechanism import mechanism_epsilon
-from coalmine.reproduction import appendix_d_multirun as multirun
-from coalmine.reproduction import paper_claims
-from coalmine.reproduction import table_3_accuracy as accuracy
-from coalmine.reproduction.experiment import all_of, shown
+from reproduction import appendix_d_multirun as multirun
+from reproduction import paper_claims
+from reproduction import table_3_accuracy as accuracy
+from reproduction.experiment import all_of, shown
 
 
 def row(name, epsilon, **changes):

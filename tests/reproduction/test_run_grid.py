@@ -8,13 +8,6 @@ import pytest
 pytest.importorskip("torch")
 
 from coalmine.log.run_directory import RunDirectory
-from coalmine.reproduction import beyond_the_paper as beyond
-from coalmine.reproduction import run_grid
-from coalmine.reproduction import table_3_accuracy as accuracy
-from coalmine.reproduction import table_4_stackoverflow as stackoverflow
-from coalmine.reproduction import table_5_emnist as emnist
-from coalmine.reproduction.experiment_options import Options
-from coalmine.reproduction.run_grid import ROUNDS_FILE, OutOfTimeError, PlannedRun, carry_out
 from coalmine.simulation.config import (
     CanarySettings,
     EngineSettings,
@@ -23,6 +16,13 @@ from coalmine.simulation.config import (
     RunConfig,
     TaskSettings,
 )
+from reproduction import beyond_the_paper as beyond
+from reproduction import run_grid
+from reproduction import table_3_accuracy as accuracy
+from reproduction import table_4_stackoverflow as stackoverflow
+from reproduction import table_5_emnist as emnist
+from reproduction.experiment_options import Options
+from reproduction.run_grid import ROUNDS_FILE, OutOfTimeError, PlannedRun, carry_out
 from resumed import comparable_result
 
 TINY = RunConfig(

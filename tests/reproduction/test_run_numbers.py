@@ -10,9 +10,6 @@ pytest.importorskip("torch")
 
 from coalmine.log.files import json_ready
 from coalmine.log.run_directory import RunDirectory
-from coalmine.reproduction.experiment_options import Options
-from coalmine.reproduction.run_grid import PlannedRun, carry_out
-from coalmine.reproduction.run_numbers import read_finished, read_json, rung, training_seconds
 from coalmine.simulation.config import (
     CanarySettings,
     EngineSettings,
@@ -20,6 +17,9 @@ from coalmine.simulation.config import (
     PrivacySettings,
     RunConfig,
 )
+from reproduction.experiment_options import Options
+from reproduction.run_grid import PlannedRun, carry_out
+from reproduction.run_numbers import read_finished, read_json, rung, training_seconds
 
 
 @pytest.fixture(scope="module")

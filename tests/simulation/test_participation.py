@@ -5,9 +5,9 @@ from coalmine.simulation import participation as participation_module
 from coalmine.simulation.cohorts import plan_cohorts
 from coalmine.simulation.config import RunConfig, merged
 from coalmine.simulation.participation import (
-    FixedSize,
+    FixedSizeCohorts,
     LimitedCheckIns,
-    Poisson,
+    PoissonCohorts,
     ShuffledEpochs,
     read_rounds,
     write_rounds,
@@ -52,7 +52,7 @@ def test_the_order_of_an_epoch_is_sampled_once(monkeypatch):
 
 def test_poisson_rounds_have_the_binomial_law():
     """Sizes of 2,000 rounds have the mean and variance of Binomial(40, 0.3), and all clients the same rate."""
-    participation = Poisson(40, 0.3, seed=1)
+    participation = PoissonCohorts(40, 0.3, seed=1)
     rounds = [participation.participants(number) for number in range(1, 2001)]
     sizes = np.array([len(present) for present in rounds])
     variance = 40 * 0.3 * 0.7
@@ -64,7 +64,7 @@ def test_poisson_rounds_have_the_binomial_law():
 
 
 def test_fixed_size_samples_independently_in_each_round():
-    participation = FixedSize(30, 7, seed=1)
+    participation = FixedSizeCohorts(30, 7, seed=1)
     rounds = [frozenset(participation.participants(number).tolist()) for number in range(1, 30)]
     assert {len(present) for present in rounds} == {7}
     assert len(set(rounds)) == len(rounds)
@@ -93,7 +93,8 @@ def test_check_ins_do_not_depend_on_the_order_of_calls():
 
 
 @pytest.mark.parametrize(
-    "participation", [ShuffledEpochs(50, 8, 3), Poisson(50, 0.2, 3), FixedSize(50, 8, 3), LimitedCheckIns(50, 8, 3, 3)]
+    "participation",
+    [ShuffledEpochs(50, 8, 3), PoissonCohorts(50, 0.2, 3), FixedSizeCohorts(50, 8, 3), LimitedCheckIns(50, 8, 3, 3)],
 )
 def test_rounds_are_determined_by_the_seed(participation):
     kind, values = type(participation), [getattr(participation, name) for name in participation.__match_args__]
@@ -175,8 +176,8 @@ def test_a_rounds_file_lists_canaries_sampled_like_clients(tmp_path):
     ("make", "message"),
     [
         (lambda: ShuffledEpochs(5, 6, 1), "clients_per_round must be at most the population, 5, got 6"),
-        (lambda: FixedSize(5, 0, 1), "clients_per_round must be at least 1, got 0"),
-        (lambda: Poisson(5, 1.5, 1), r"probability must lie in \(0, 1\), got 1.5"),
+        (lambda: FixedSizeCohorts(5, 0, 1), "clients_per_round must be at least 1, got 0"),
+        (lambda: PoissonCohorts(5, 1.5, 1), r"probability must lie in \(0, 1\), got 1.5"),
         (lambda: LimitedCheckIns(20, 7, 3, 1), "7 clients per round, 3 rounds apart, need 21 clients, got 20"),
     ],
 )

@@ -17,6 +17,8 @@ from commands import command, lines_of, without_torch
 
 from coalmine.audit import Audit
 from coalmine.data import data_folder
+from coalmine.measure import torch_group
+from coalmine.measure.torch_group import LostRankError
 from coalmine.simulation import RunConfig
 from coalmine.simulation.client_sums import divide_clients
 from coalmine.simulation.cohorts import plan_cohorts
@@ -24,7 +26,7 @@ from coalmine.simulation.config import EngineSettings, merged, task_defaults
 from coalmine.simulation.distributed import rank_environment, rank_group
 from coalmine.simulation.distributed.local_ranks import LocalRanks, SharedExamples
 from coalmine.simulation.distributed.rank_environment import first_node, join_group, place_from
-from coalmine.simulation.distributed.rank_group import LostRankError, RankError, RankInputError
+from coalmine.simulation.distributed.rank_group import RankError, RankInputError
 from coalmine.simulation.dp_fedavg import Training
 from coalmine.simulation.engines import Examples, client_engine
 from coalmine.simulation.models import cnn_dropout, mlp
@@ -179,7 +181,7 @@ def test_an_error_on_one_rank_is_raised_on_all(monkeypatch, error, raised):
 @pytest.mark.full
 def test_a_rank_that_hangs_is_named_after_the_time_limit(monkeypatch):
     monkeypatch.setattr(rank_group, "WAIT", 2.0)
-    monkeypatch.setattr(rank_group, "ROLL_CALL", 0.2)
+    monkeypatch.setattr(torch_group, "ROLL_CALL", 0.2)
     noticed = threading.Event()
 
     def act(group):

@@ -13,9 +13,10 @@ from rich.live import Live
 from coalmine.cli.exit_codes import VERDICT_CODES
 from coalmine.cli.options import COUNT, Command, FiniteRange, argument
 from coalmine.cli.output import print_error, print_line
+from coalmine.cli.screen import screen
 from coalmine.log.run_directory import is_run
 from coalmine.report.document import write_live_page
-from coalmine.report.live_view import Frame, Watcher, screen
+from coalmine.report.live_view import Frame, Watcher
 from coalmine.report.trackers import MLflow, TensorBoard, Tracker
 from coalmine.verdict.claim import Claim
 

@@ -1,7 +1,5 @@
 """The sampling scheme of a training run, from the settings of its cohorts."""
 
-from typing import Any
-
 from coalmine.estimators.sampling import FixedSize, Poisson, Sampling, Shuffled
 
 SAMPLED = ("poisson", "fixed", "shuffled")  # kinds of participation with a sampling scheme
@@ -27,15 +25,3 @@ def cohort_sampling(kind: str, *, clients_per_round: int, population: int, extra
         epoch = -(-everyone // size)
         return Shuffled(epoch, -(-rounds // epoch))
     return None
-
-
-def configured_sampling(config: dict[str, Any], *, population: int, canaries: int) -> Sampling | None:
-    """As cohort_sampling, from a run's config in TOML; ValueError or TypeError if it is invalid."""
-    participation, pattern = config["participation"], config["canaries"]["pattern"]
-    return cohort_sampling(
-        participation["kind"],
-        clients_per_round=participation["clients_per_round"],
-        population=population,
-        extra=canaries if pattern == "clients" else 0,
-        rounds=config["rounds"],
-    )

@@ -8,13 +8,9 @@ process group, so it cannot interfere with the training's collectives, and it fa
 """
 
 import math
-import socket
-import time
 from collections import Counter
 from datetime import timedelta
-from threading import Thread
 from typing import Any
-from weakref import finalize
 
 import numpy as np
 
@@ -25,16 +21,12 @@ except ImportError as error:
     raise ImportError("auditing several processes needs: pip install 'coalmine[simulation]'") from error
 
 from coalmine.argument_checks import Floats, one_number, shown
+from coalmine.measure.torch_group import LostRankError, TorchGroup, missing_ranks
 
 __all__ = ["GroupSum", "LostRankError", "reduce_over"]
 TIMEOUT = 50.0  # seconds that a sum may take, including the wait for the slowest rank
 ARRIVAL = 600.0  # seconds that the first rank in `reduce_over` waits for the last one
-ROLL_CALL = 2.0  # seconds that live ranks have to answer
 _MADE: Counter[tuple[int, ...]] = Counter()  # sums made so far over these ranks
-
-
-class LostRankError(ConnectionError):
-    """Another rank was killed, has failed, or hangs. All ranks must be started again."""
 
 
 def reduce_over(group: Any = None, *, timeout: float = TIMEOUT, backend: str = "gloo") -> "GroupSum":
@@ -72,15 +64,7 @@ class GroupSum:
         try:
             self._store.set(arrivals[self.rank], "yes")
             self._store.wait(arrivals, timedelta(seconds=ARRIVAL))
-            limit = timedelta(seconds=timeout)
-            # Not `new_group`: every rank of the job would have to call it, in the group or not.
-            if backend == "gloo":
-                self._group: list[Any] = [distributed.ProcessGroupGloo(self._store, self.rank, self.size, limit)]
-            else:
-                options = distributed.ProcessGroupNCCL.Options()
-                options._timeout = limit
-                self._group = [distributed.ProcessGroupNCCL(self._store, self.rank, self.size, options)]
-            finalize(self, self._group.clear)  # ends the group's threads, at the latest when Python exits
+            self._group = TorchGroup(self._store, self.rank, self.size, backend=backend, seconds=timeout)
         except RuntimeError as error:
             raise self.lost_rank(self.missing_ranks()) from error
 
@@ -105,14 +89,14 @@ class GroupSum:
     def _sum(self, numbers: Floats) -> Floats:
         tensor = torch.tensor(numbers, dtype=torch.float64, device=self._device)
         try:
-            self._group[0].allreduce([tensor]).wait()
+            self._group.sum(tensor)
             return np.asarray(tensor.cpu().numpy())
         except RuntimeError as error:
             raise self.lost_rank(self.missing_ranks()) from error
 
     def missing_ranks(self) -> list[int] | None:
         """The ranks that do not answer after a sum has failed on the others; None if unknown."""
-        return _RollCall(self._store, self.rank, self.size, self._calls).missing()
+        return missing_ranks(self._store, self.rank, self.size, call=self._calls)
 
     def lost_rank(self, missing: list[int] | None) -> LostRankError:
         """The error for a lost rank, with its number if known."""
@@ -123,58 +107,12 @@ class GroupSum:
         )
 
 
-class _RollCall:
-    """Finds the live ranks, through the store that the ranks connected with.
-
-    The store may be in the lost process itself, so a daemon thread queries it.
-    """
-
-    def __init__(self, store: Any, rank: int, size: int, call: int) -> None:
-        self._store, self._rank, self._size = store, rank, size
-        self._key = f"present/{call}/"
-        self._present = {rank}
-        self._answered = False
-
-    def missing(self) -> list[int] | None:
-        """The ranks that do not answer; None if the store cannot be reached."""
-        query = Thread(target=self._query, daemon=True)
-        query.start()
-        query.join(ROLL_CALL + 1)
-        return sorted(set(range(self._size)) - self._present) if self._answered else None
-
-    def _query(self) -> None:
-        if not _reachable(self._store):
-            return
-        try:
-            self._store.set(f"{self._key}{self._rank}", "present")
-            end = time.monotonic() + ROLL_CALL
-            while len(self._present) < self._size and time.monotonic() < end:
-                self._present |= {i for i in range(self._size) if self._store.check([f"{self._key}{i}"])}
-                self._answered = True
-                time.sleep(0.05)
-        except RuntimeError:
-            self._answered = False
-
-
 def _own_store(group: Any) -> Any:
     """A separate prefix of the group's store, one for each sum over that group."""
     store = distributed.distributed_c10d._get_process_group_store(group)
     ranks = tuple(distributed.get_process_group_ranks(group))
     _MADE[ranks] += 1
     return distributed.distributed_c10d.PrefixStore(f"coalmine/{_MADE[ranks]}", store)
-
-
-def _reachable(store: Any) -> bool:
-    """Whether a store's process accepts connections: torch writes a stack trace to stderr if it does not."""
-    while hasattr(store, "underlying_store"):
-        store = store.underlying_store
-    if not hasattr(store, "port"):
-        return True  # a file store
-    try:
-        socket.create_connection((store.host, store.port), timeout=1.0).close()
-    except OSError:
-        return False
-    return True
 
 
 def _kind(numbers: Any) -> str:

@@ -9,7 +9,6 @@ from coalmine.log.files import json_ready, write_atomically
 from coalmine.log.run_directory import runs_in
 from coalmine.report.live_view import AlarmState
 from coalmine.report.markdown import as_dict, markdown
-from coalmine.report.page import LivePage, comparison_page, run_page, waiting_page
 from coalmine.report.stored_run import Run, read_run, read_runs
 
 OWN_FILES = (
@@ -29,7 +28,7 @@ def write_report(directories: Sequence[Path | str], out: Path | str | None = Non
 
     `directories` are run directories; a directory of runs, such as a sweep's, stands for all of them. `out` is the file; by
     default it is `report.html` (`.md`, `.json`) in the run directory, or in the current one for several runs. `kind` is
-    "html", which needs matplotlib (`pip install 'coalmine[report]'`), "md" or "json".
+    "html", which needs jinja2 and matplotlib (`pip install 'coalmine[report]'`), "md" or "json".
 
     Raises ValueError if no run can be read, or if `out` is a file of the run itself.
     """
@@ -56,6 +55,8 @@ def write_live_page(directory: Path, out: Path, state: AlarmState | None, *, sec
     """
     if is_own_file(directory, out):
         raise ValueError(f"{out} is a file of the run itself; name another file with --html")
+    from coalmine.report.page import LivePage, run_page, waiting_page  # imported on use: jinja2 is an extra
+
     sentence = NO_CLAIM if state is None else state.sentence
     live = LivePage(sentence, state is not None and state.alarm is not None, seconds)
     try:
@@ -82,6 +83,8 @@ def report_text(paths: Sequence[Path], *, kind: Format = "html") -> str:
         return markdown(runs, refused)
     if kind == "json":
         return json.dumps(json_ready(as_dict(runs, refused)), indent=2, allow_nan=False, default=str) + "\n"
+    from coalmine.report.page import comparison_page, run_page  # imported on use: jinja2 is an extra
+
     return run_page(runs[0]) if len(paths) == 1 else comparison_page(runs, refused)
 
 

@@ -18,8 +18,6 @@ from importlib import resources
 from pathlib import PurePath
 from typing import Any
 
-from jinja2 import Environment
-
 from coalmine.evidence.gauges.gauge import LAYER
 from coalmine.report import plots
 from coalmine.report.advice import next_steps
@@ -53,7 +51,7 @@ from coalmine.report.table_rows import (
     shown_rows,
     top_row,
 )
-from coalmine.report.templating import new_environment
+from coalmine.report.templating import Environment, new_environment
 from coalmine.report.trainer_entries import accounted_epsilon, client_exposure, note_lines
 from coalmine.result.audit_result import AuditResult
 from coalmine.version import __version__

@@ -3,11 +3,9 @@
 import functools
 from importlib import resources
 
-from markupsafe import Markup
-
 from coalmine.report.sentences import format_number, percent
 from coalmine.report.statement import CROWD, MISSING_PART, PARTS, PRIORS, PrivacyStatement, plural
-from coalmine.report.templating import new_environment
+from coalmine.report.templating import Markup, new_environment
 
 ACROSS, STEP = 10, 12
 

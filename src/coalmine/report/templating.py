@@ -1,8 +1,14 @@
 """The Jinja environment of the pages: every value is escaped, and a missing one is an error."""
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
-
 from coalmine.argument_checks import printable
+
+try:
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+    from markupsafe import Markup
+except ImportError as error:
+    raise ImportError("an HTML page needs: pip install 'coalmine[report]'") from error
+
+__all__ = ["Environment", "Markup", "new_environment"]
 
 
 def new_environment() -> Environment:

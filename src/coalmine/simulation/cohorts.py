@@ -12,10 +12,10 @@ from coalmine.estimators.sampling import Sampling
 from coalmine.evidence.cohort_sampling import cohort_sampling, cohort_size
 from coalmine.simulation.config import RunConfig
 from coalmine.simulation.participation import (
-    FixedSize,
+    FixedSizeCohorts,
     LimitedCheckIns,
     Participation,
-    Poisson,
+    PoissonCohorts,
     ShuffledEpochs,
     read_rounds,
 )
@@ -113,9 +113,9 @@ def _participation(config: RunConfig, population: int, *, extra: int) -> Partici
         )
     size = cohort_size(settings.clients_per_round, population=population, extra=extra)
     if settings.kind == "poisson":
-        return Poisson(total, settings.clients_per_round / population, config.seed)
+        return PoissonCohorts(total, settings.clients_per_round / population, config.seed)
     if settings.kind == "fixed":
-        return FixedSize(total, size, config.seed)
+        return FixedSizeCohorts(total, size, config.seed)
     if settings.kind == "limited":
         return LimitedCheckIns(total, size, settings.separation, config.seed)
     if settings.kind == "shuffled":

@@ -67,7 +67,7 @@ class ShuffledEpochs:
 
 
 @dataclass(frozen=True)
-class Poisson:
+class PoissonCohorts:
     """Each participant takes part in a round independently, with the same probability."""
 
     population: int
@@ -89,7 +89,7 @@ class Poisson:
 
 
 @dataclass(frozen=True)
-class FixedSize:
+class FixedSizeCohorts:
     """`size` different participants, sampled independently in each round."""
 
     population: int
@@ -109,7 +109,7 @@ class FixedSize:
 
 @dataclass(frozen=True)
 class LimitedCheckIns:
-    """Like FixedSize, but a participant can return only after `separation` rounds (Section 5.3).
+    """Like FixedSizeCohorts, but a participant can return only after `separation` rounds (Section 5.3).
 
     Only the last rounds are kept, so a request for an earlier round samples all rounds again from the first.
     """

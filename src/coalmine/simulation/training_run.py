@@ -21,12 +21,13 @@ from coalmine.log.commitment import Statement, model_sha256
 from coalmine.log.files import json_ready, remove_drafts, write_atomically
 from coalmine.log.result_file import PIPELINE_ITEMS
 from coalmine.log.run_directory import RunDirectory
+from coalmine.measure.torch_group import LostRankError
 from coalmine.measure.vectors import NotFiniteError
 from coalmine.simulation.client_sums import ClientSums, engine_of
 from coalmine.simulation.cohorts import Cohorts, plan_cohorts, sampling_of
 from coalmine.simulation.config import RunConfig, TaskSettings
 from coalmine.simulation.distributed.local_ranks import LocalRanks, SharedExamples
-from coalmine.simulation.distributed.rank_group import LostRankError, RankGroup
+from coalmine.simulation.distributed.rank_group import RankGroup
 from coalmine.simulation.distributed.rounds import RankSums
 from coalmine.simulation.dp_fedavg import RoundReport, Steps, Training, TrainingState, population_of
 from coalmine.simulation.engines.plain.one_by_one import OneByOne

@@ -18,9 +18,10 @@ import torch
 from torch import Tensor
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
+from coalmine.measure.torch_group import LOOPBACK, LostRankError
 from coalmine.simulation.client_sums import ClientSums, engine_of
 from coalmine.simulation.config import RunConfig
-from coalmine.simulation.distributed.rank_group import LOOPBACK, LostRankError, RankGroup
+from coalmine.simulation.distributed.rank_group import RankGroup
 from coalmine.simulation.distributed.rounds import RankSums
 from coalmine.simulation.engines.plain.engine import Examples
 from coalmine.simulation.models import Model, model_by_name

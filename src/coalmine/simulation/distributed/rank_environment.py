@@ -14,7 +14,8 @@ import torch
 from torch.distributed import TCPStore, distributed_c10d  # type: ignore[attr-defined]
 
 from coalmine.argument_checks import shown
-from coalmine.simulation.distributed.rank_group import LostRankError, RankGroup, can_connect
+from coalmine.measure.torch_group import LostRankError, can_connect
+from coalmine.simulation.distributed.rank_group import RankGroup
 
 ARRIVAL = 300.0  # seconds that the first rank waits for the last; COALMINE_RANK_TIMEOUT overrides it
 MOST_RANKS = 1_024

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from coalmine.simulation.client_sums import ClientSums
-from coalmine.simulation.distributed.rank_group import RankGroup, Round
+from coalmine.simulation.distributed.rank_group import PlannedRound, RankGroup
 from coalmine.simulation.population import Indices
 
 
@@ -23,7 +23,7 @@ class RankSums:
         self, model_vector: Tensor, clients: Indices, round_number: int, clip_norm: float
     ) -> tuple[Tensor, Tensor]:
         """On rank 0: the sum of all clipped updates, and the norms before clipping."""
-        planned = Round(round_number, clip_norm, clients)
+        planned = PlannedRound(round_number, clip_norm, clients)
         self.group.send_round(planned, model_vector)
         return self._compute_share(planned, model_vector)
 
@@ -32,7 +32,7 @@ class RankSums:
         while (planned := self.group.receive_round(model_vector)) is not None:
             self._compute_share(planned, model_vector)
 
-    def _compute_share(self, planned: Round, model_vector: Tensor) -> tuple[Tensor, Tensor]:
+    def _compute_share(self, planned: PlannedRound, model_vector: Tensor) -> tuple[Tensor, Tensor]:
         def compute() -> tuple[Tensor, Tensor]:
             with one_thread() if self.group.size > 1 else nullcontext():
                 return self.sums.compute(

@@ -1,9 +1,0 @@
-"""Section 5.1: a CNN of 1.2 million parameters on handwriting, from all iterates and from the final model."""
-
-from coalmine.reproduction import epsilon_table
-from coalmine.reproduction.paper import EMNIST
-from coalmine.reproduction.training_configs import characters
-
-EXPERIMENT = epsilon_table.experiment(
-    "emnist", "ε against noise, handwriting (the paper: EMNIST)", characters, EMNIST, original="EMNIST"
-)
