@@ -5,7 +5,7 @@ import pytest
 from tests.audit.thread_ranks import on_ranks
 
 from coalmine import Audit, mechanism_epsilon
-from coalmine.measure import expensive_rounds, noise_law, pieces
+from coalmine.measure import blocks, expensive_rounds, noise_law
 from coalmine.measure.ranks import Ranks, differences
 from coalmine.verdict.alarm import ViolationError
 
