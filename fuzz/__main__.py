@@ -19,7 +19,6 @@ PARTS = {
     "configs": 170,
     "score_files": 150,
     "run_directories": 180,
-    "saved_audits": 120,
     "audit_arguments": 120,
     "flower_replies": 20,
     "archives": 40,

@@ -108,7 +108,7 @@ def _compare(audit: Audit, plain: Any, norm: float, cosines: Any) -> None:
     if not np.isclose(norm, length, rtol=1e-2):
         raise FaultError(f"the norm is {length:g}, recorded was {norm:g}")
     if size:
-        expected = np.asarray(audit._canaries.cosines(plain / size))
+        expected = np.asarray(audit.measurer.canaries.cosines(plain / size))
         if not np.allclose(cosines, expected, atol=2e-2):
             raise FaultError(f"a cosine is off by {np.abs(cosines - expected).max():.2g}")
 

@@ -19,7 +19,7 @@ from coalmine.canaries import BlockedCanaries, RotatedCanaries, SphereCanaries
 from coalmine.canaries.secret import secret_seed
 from coalmine.canaries.seeds import is_guessable
 from coalmine.evidence.ladder import presented_times
-from coalmine.log.commitment import COMMITMENT_VERSION, TOLERANCE, Statement, alike, model_sha256
+from coalmine.log.commitment import COMMITMENT_VERSION, TOLERANCE, Statement, alike
 from coalmine.log.files import json_ready, open_regular
 from coalmine.log.mapped_rounds import Rounds
 from coalmine.log.result_file import PIPELINE_ITEMS, logged_entries
@@ -30,7 +30,7 @@ from coalmine.measure.expensive_rounds import ExpensiveRounds
 from coalmine.measure.round import Final
 from coalmine.measure.schedule import canary_schedule, schedule_key
 from coalmine.measure.settings import Settings
-from coalmine.measure.vectors import layer_norms
+from coalmine.measure.vectors import layer_norms, model_sha256
 from coalmine.result.audit_result import MU, AuditResult
 from coalmine.result.derivation import derive_result
 from coalmine.verdict.amplified_claim import read_claim

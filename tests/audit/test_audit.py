@@ -16,7 +16,7 @@ SETTINGS = {"canaries": 20, "seed": 1, "delta": 1e-5}
 
 
 def scores(audit, rung, presentations=None):
-    found = [s for s in ladder(audit._log, audit.settings) if s.rung == rung]
+    found = [s for s in ladder(audit.log, audit.settings) if s.rung == rung]
     return next(s for s in found if presentations in (None, s.presentations))
 
 
@@ -57,7 +57,7 @@ def test_unobserved_scores_are_standard_in_every_closed_form_rung(settings):
     pooled: dict[str, list[float]] = {}
     for seed in range(10):
         audit = train(seed=seed, **dim)
-        for found in ladder(audit._log, audit.settings):
+        for found in ladder(audit.log, audit.settings):
             if found.null is not None:
                 pooled.setdefault(found.rung, []).extend(found.unobserved)
     assert set(pooled) == {"final", "final-update", "known-round", "known-others"}
@@ -74,7 +74,7 @@ def test_scores_over_several_rounds_account_for_their_correlation():
     audit = train(presentations=4, rounds=12, seed=1)
     owners = np.arange(audit.settings.unobserved) % audit.settings.canaries
     plain = np.zeros(audit.settings.unobserved)
-    for view in views(audit._log, audit.settings):
+    for view in views(audit.log, audit.settings):
         there = np.isin(owners, view.present)
         plain[there] += view.unobserved[there] / 2
     assert plain.std() > 1.1
@@ -131,7 +131,7 @@ def test_a_custom_attack_adds_a_sixth_row():
 
     audit = Audit(500, canaries=50, seed=1, delta=1e-6, rounds=3, scores={"sum": running_sum})
     audit = train(audit=audit, dim=500, rounds=3, noise_multiplier=0.3, signal=0.0)
-    expected = sum(item.cosines.astype(np.float64) for item in audit._log.rounds())
+    expected = sum(item.cosines.astype(np.float64) for item in audit.log.rounds())
     np.testing.assert_allclose(scores(audit, "sum").observed, expected[:50], atol=1e-6)
     assert audit.result().adversaries["sum"].headline.estimate.epsilon > 1
 
@@ -194,7 +194,7 @@ def test_torch_and_numpy_give_the_same_result():
         first.observe_round(t, delta, present=present, others=others, noise_std=1.0)
         as_tensors = (torch.from_numpy(delta), torch.from_numpy(others))
         second.observe_round(t, as_tensors[0], present=present, others=as_tensors[1], noise_std=1.0)
-    for ours, theirs in zip(first._log.rounds(), second._log.rounds(), strict=True):
+    for ours, theirs in zip(first.log.rounds(), second.log.rounds(), strict=True):
         np.testing.assert_allclose(ours.cosines, theirs.cosines, atol=1e-6)
         np.testing.assert_allclose(ours.layer_rests, theirs.layer_rests, rtol=1e-5)
 
@@ -242,11 +242,11 @@ def test_a_zero_delta_counts_as_a_skipped_round_and_gaps_are_allowed():
 def test_invalid_rounds_are_rejected_and_not_recorded(arguments, message):
     audit = Audit(100, **SETTINGS)
     audit.observe_round(1, np.arange(1.0, 101.0), present=[0])
-    before = str(list(audit._log.records()))
+    before = str(list(audit.log.records()))
     call = {"round_number": 2, "model_delta": np.arange(1.0, 101.0), "present": [1]} | arguments
     with pytest.raises(ValueError, match=message):
         audit.observe_round(**call)
-    assert str(list(audit._log.records())) == before
+    assert str(list(audit.log.records())) == before
 
 
 @pytest.mark.parametrize(
@@ -313,12 +313,12 @@ arrays = st.builds(
 def test_random_input_raises_only_documented_errors(number, model_delta, present, others, noise_std, clip_norm):
     audit = Audit(60, canaries=20, seed=1, delta=1e-5)
     audit.observe_round(1, np.arange(1.0, 61.0), present=[0])
-    before = str(list(audit._log.records()))
+    before = str(list(audit.log.records()))
     call = {"present": present, "others": others, "noise_std": noise_std, "clip_norm": clip_norm}
     with contextlib.suppress(ValueError):
         audit.observe_round(number, model_delta, **call)
         return
-    assert str(list(audit._log.records())) == before
+    assert str(list(audit.log.records())) == before
 
 
 @pytest.mark.parametrize("precision", [None, np.float64, np.float32, np.float16])
@@ -329,7 +329,7 @@ def test_a_call_of_updates_does_not_change_what_a_round_records(precision):
         audit = Audit(2_000, canaries=40, seed=1, delta=1e-6, rounds=2, layers=[("a", 1_500), ("b", 500)])
         for number in (1, 2):
             rng, present = np.random.default_rng(number), audit.canaries_in_round(number)
-            total = sum(audit.rotated_canaries.canary(index) for index in present)
+            total = sum(audit.measurer.rotated_canaries.canary(index) for index in present)
             others = rng.normal(size=2_000)
             if asks:
                 audit.updates(present, 1.0, like=np.zeros(1, precision))

@@ -40,29 +40,29 @@ def test_a_deferred_audit_records_the_same_bytes():
     assert later.log.digest == at_once.log.digest
 
 
-def test_vectors_that_are_handed_over_are_not_copied(monkeypatch):
+def test_vectors_that_the_caller_will_not_change_are_not_copied(monkeypatch):
     copies = []
-    monkeypatch.setattr("coalmine.audit.copied", lambda vector: copies.append(vector) or vector.copy())
+    monkeypatch.setattr("coalmine.measure.flat.copied", lambda vector: copies.append(vector) or vector.copy())
     copying, trusting, at_once = audit(deferred=True), audit(deferred=True), audit()
     for number in range(1, 7):
         rng = np.random.default_rng(number)
         present = at_once.canaries_in_round(number)
         others, noise = rng.normal(size=(2, DIM))
-        for own, handover in ((copying, False), (trusting, True), (at_once, True)):
+        for own, copy in ((copying, True), (trusting, False), (at_once, False)):
             model_delta = (others + own.updates(present, 1.0) + noise) / 100
-            own.observe_round(number, model_delta, present=present, others=others / 100, handover=handover)
+            own.observe_round(number, model_delta, present=present, others=others / 100, copy=copy)
     assert copying.log.digest == trusting.log.digest == at_once.log.digest
-    assert len(copies) == 2 * 6  # delta and others of each round, by the audit that was not handed them
+    assert len(copies) == 2 * 6  # delta and others of each round, by the audit that copies
 
 
 def test_a_round_is_recorded_by_the_next_round_or_by_flush():
     own = audit(deferred=True)
     observe(own, 1)
-    assert own._log.numbers == []
+    assert own._log.held.numbers == []
     observe(own, 2)
-    assert own._log.numbers == [1]
+    assert own._log.held.numbers == [1]
     own.flush()
-    assert own._log.numbers == [1, 2]
+    assert own._log.held.numbers == [1, 2]
 
 
 def test_a_vector_that_is_not_finite_is_rejected_and_dropped():
@@ -136,7 +136,7 @@ class MeasuredHere:
 @pytest.mark.parametrize("layers", [None, [("a", 1_000), ("b", 2_000)]])
 def test_a_round_measured_on_a_gpu_gives_the_same_result(layers, monkeypatch):
     """Follows the GPU's path through the audit with only the measurement replaced; `others` may be a numpy array."""
-    monkeypatch.setattr("coalmine.audit.on_gpu", lambda vector: True)
+    monkeypatch.setattr("coalmine.measure.flat.on_gpu", lambda vector: True)
     monkeypatch.setattr(
         RotatedCanaries,
         "measure_later",

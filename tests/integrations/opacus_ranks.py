@@ -186,7 +186,7 @@ def train(
                     break
     result = audit.finish(task=name)
     if rank:
-        return result
+        return str(result)
     found = facts(result, audit) | {"first": first}
     audit.close()
     return found

@@ -39,10 +39,16 @@ def shard(tensor, rank, size):
     return parts[rank] if rank < len(parts) else tensor[:0]
 
 
-def audit_of(rank, size, mode, noise):
+def audit_of(rank, size, mode, noise, directory):
     from coalmine.integrations.torch_distributed import reduce_over
 
-    options = {"canaries": 200, "seed": b"the secret of all ranks", "delta": 1e-5, "rounds": ROUNDS}
+    options = {
+        "canaries": 200,
+        "seed": b"the secret of all ranks",
+        "delta": 1e-5,
+        "rounds": ROUNDS,
+        "directory": directory,
+    }
     whole = {name: torch.zeros(shape) for name, shape in SHAPES.items()}
     if mode == "dtensor":
         from torch.distributed.device_mesh import init_device_mesh
@@ -73,10 +79,8 @@ def audit_of(rank, size, mode, noise):
 def main():
     from torch_ranks import start_rank
 
-    rank, size, (mode, noise, target) = start_rank()
-    audit = audit_of(rank, size, mode, float(noise))
-    if rank == 0:
-        audit.save(target)
+    rank, size, (mode, noise, directory) = start_rank()
+    audit_of(rank, size, mode, float(noise), directory).close()
 
 
 if __name__ == "__main__":

@@ -100,7 +100,7 @@ def test_canaries_among_long_gradients_are_not_seen_and_not_vouched_for():
     privatizer = gaussian(through_clip=True, canaries=10, dp_event=None)
     state, params = privatizer.init(PARAMS), jax.tree.map(jnp.asarray, PARAMS)
     long = jax.tree.map(lambda leaf: jnp.full(leaf.shape, 60 / np.sqrt(3_100), jnp.float32), PARAMS)
-    rows = privatizer.audit.canary_rows(EXAMPLES)
+    rows = privatizer.audit.schedule.rows(EXAMPLES)
     for _ in range(3):
         state = privatizer.next_step(state, rows[:3])
         joined = jax.tree.map(lambda grad, canary: grad - canary, long, state.canaries)
@@ -152,7 +152,7 @@ def test_the_sum_of_the_examples_is_that_without_an_audit(through_clip):
     privatizer = gaussian(through_clip=through_clip, canaries=300)
     inner = noise_addition.gaussian_privatizer(stddev=1.0, prng_key=jax.random.key(7))
     state, own, model = privatizer.init(params), inner.init(params), privatizer.audit
-    rows = model.canary_rows(EXAMPLES)
+    rows = model.schedule.rows(EXAMPLES)
     for _ in range(3):
         state = privatizer.next_step(state, rows[:5])
         alone = plain(params, features, labels)

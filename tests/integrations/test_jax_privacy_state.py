@@ -68,7 +68,7 @@ def test_the_sum_contains_the_canaries_and_the_privatizers_noise():
     noised, state = jax.jit(privatizer.update)(grads, state)
     plain, _ = inner.update(grads, inner.init(params))
     twin = Audit.for_model({"b/0": PARAMS["b"][0], "w": PARAMS["w"]}, **SETTINGS)
-    present = np.flatnonzero(np.isin(twin.canary_rows(EXAMPLES), batch))
+    present = np.flatnonzero(np.isin(twin.schedule.rows(EXAMPLES), batch))
     assert 20 < len(present) < 50
     total = twin.updates(present, 1.0)
     np.testing.assert_allclose(noised["w"], plain["w"] - total["w"], atol=1e-6)
@@ -143,7 +143,7 @@ def test_a_checkpoint_is_resumed_if_its_step_was_recorded(tmp_path):
 
 def test_an_example_twice_in_a_batch_counts_twice():
     privatizer, params = gaussian(), jax.tree.map(jnp.asarray, PARAMS)
-    row = int(privatizer.audit.canary_rows(EXAMPLES)[3])
+    row = int(privatizer.audit.schedule.rows(EXAMPLES)[3])
     once = privatizer.next_step(privatizer.init(params), [row]).canaries["w"]
     twice = privatizer.next_step(privatizer.init(params), [row, row, -1]).canaries["w"]
     np.testing.assert_allclose(twice, 2 * once, atol=1e-7)

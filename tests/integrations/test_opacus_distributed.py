@@ -100,7 +100,7 @@ def test_the_release_is_the_clipped_sum_plus_the_canaries(quick, mode):
 def test_an_honest_run_passes(quick, mode):
     """Rank 0 has the result for the accountant's epsilon; the other rank has none."""
     one, other = quick[mode]
-    assert other is None
+    assert other == "rank 0 holds the result of this audit; this is rank 1"
     assert one["verdict"] == "PASS", one["text"]
     unusual = {name for name, status in one["gauges"].items() if status != "ok"}
     assert unusual <= {"signal by layer"}  # softmax does not depend on the bias of the keys: its gradient is nearly 0
@@ -201,7 +201,7 @@ LOST = (
 def check_restart(folder, settings):
     """Check that a restart after a kill in round 3 resumes with round 3 and gives a result."""
     one, other = run(folder, {"again": ("train", settings)})["again"]
-    assert other is None
+    assert other == "rank 0 holds the result of this audit; this is rank 1"
     assert one["first"] == 2
     assert len(one["participants"]) == 4
     assert one["verdict"] == "PASS", one["text"]

@@ -7,8 +7,7 @@ torch = require("torch")
 from sharded_ranks import SHAPES, observe, shard, training  # noqa: E402
 from torch_ranks import Ranks  # noqa: E402
 
-from coalmine import Audit, Claim, mechanism_epsilon  # noqa: E402
-from coalmine.log import audit_snapshot  # noqa: E402
+from coalmine import Audit, Claim, RunDirectory, mechanism_epsilon  # noqa: E402
 from coalmine.result.derivation import derive_result  # noqa: E402
 
 OPTIONS = {"canaries": 200, "seed": b"the secret of all ranks", "delta": 1e-5, "rounds": 20}
@@ -17,10 +16,10 @@ CLAIM = Claim(float(mechanism_epsilon(1.0, delta=1e-5)))
 
 def of_processes(folder, size, mode, noise):
     """Settings, log and verdict of an audit in real processes."""
-    with Ranks(folder, "sharded_ranks.py", mode, noise, folder / "audit.bin", size=size) as ranks:
+    with Ranks(folder, "sharded_ranks.py", mode, noise, folder / "run", size=size) as ranks:
         ranks.finish()
-    settings, _, _, log = audit_snapshot.load(folder / "audit.bin")
-    return settings, log
+    home = RunDirectory(folder / "run")
+    return home.read_record()[0], home.read_log()
 
 
 def of_one_process(settings, size, mode, noise):

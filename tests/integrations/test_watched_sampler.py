@@ -87,7 +87,7 @@ class Training:
 
     def check(self):
         """Compare the audit's canaries and cohort sizes with the loop's rows, and return each row's number of steps."""
-        rides_with = self.audit.canary_rows(ROWS)
+        rides_with = self.audit.schedule.rows(ROWS)
         rounds = list(self.audit.log.rounds())
         assert len(rounds) == len(self.expected) > 0
         for item, rows in zip(rounds, self.expected, strict=True):
@@ -332,8 +332,8 @@ def test_a_row_sampled_twice_counts_twice():
             training.epoch()
         picked = training.check()
         assert picked[:4].min() > picked[4:].max()
-        canary = int(np.flatnonzero(training.audit.canary_rows(ROWS) < 4)[0])
-        row = training.audit.canary_rows(ROWS)[canary]
+        canary = int(np.flatnonzero(training.audit.schedule.rows(ROWS) < 4)[0])
+        row = training.audit.schedule.rows(ROWS)[canary]
         times = [rows.count(row) for rows in training.expected]
         assert max(times) > 1
         direction = np.asarray(training.audit.update(canary, 1.0), dtype=float)
@@ -384,14 +384,14 @@ def test_presentations_follow_the_binomial_law():
 
 def test_the_seed_determines_the_canaries_rows():
     audits = [Audit(1_000, canaries=50, seed=seed, delta=1e-5) for seed in (1, 1, 2)]
-    rows = [audit.canary_rows(300) for audit in audits]
+    rows = [audit.schedule.rows(300) for audit in audits]
     assert rows[0].tolist() == rows[1].tolist() != rows[2].tolist()
     assert len(set(rows[0].tolist())) == 50
-    assert sorted(audits[0].canary_rows(50)) == list(range(50))
-    spread = np.concatenate([Audit(1_000, canaries=50, seed=seed, delta=1e-5).canary_rows(300) for seed in range(40)])
+    assert sorted(audits[0].schedule.rows(50)) == list(range(50))
+    spread = np.concatenate([Audit(1_000, canaries=50, seed=seed, delta=1e-5).schedule.rows(300) for seed in range(40)])
     assert spread.mean() == pytest.approx(149.5, abs=4 * 86.6 / np.sqrt(spread.size))
     with pytest.raises(ValueError, match="canaries must be at most the 49 rows, one row for each, got 50"):
-        audits[0].canary_rows(49)
+        audits[0].schedule.rows(49)
 
 
 def test_unaudited_releases_the_loader():

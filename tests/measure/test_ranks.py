@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from coalmine import Audit, mechanism_epsilon
-from coalmine.measure import expensive_rounds, noise_law, pieces
+from coalmine.measure import expensive_rounds, noise_law
 from coalmine.measure.ranks import Ranks, differences
 from coalmine.verdict.alarm import ViolationError
 from tests.audit.thread_ranks import on_ranks

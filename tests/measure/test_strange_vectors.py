@@ -91,7 +91,7 @@ def test_unusual_vectors_are_measured_like_plain_float64(name, kind, place):
         warnings.simplefilter("error")
         norm, cosines = observed(kind, place, vector)
     values = 5 * VALUES[::-1] - plain(vector) if place == "others" else plain(vector)
-    canaries = np.array([new_audit(kind)._canaries.canary(i) for i in range(len(cosines))])
+    canaries = np.array([new_audit(kind).measurer.canaries.canary(i) for i in range(len(cosines))])
     assert norm == pytest.approx(np.linalg.norm(values), rel=1e-6)
     np.testing.assert_allclose(cosines, canaries @ values / np.linalg.norm(values), atol=2e-6)
 

@@ -115,7 +115,7 @@ def audited(*, momentum=0.0, skipped=(), left_out=(), presentations=1, scores=No
         400, canaries=40, unobserved=200, seed=7, delta=1e-6, rounds=8, presentations=presentations, momentum=momentum,
         scores=scores, kind=kind,
     )  # fmt: skip
-    canaries = np.stack([audit._canaries.canary(i) for i in range(240)])
+    canaries = np.stack([audit.measurer.canaries.canary(i) for i in range(240)])
     models, velocity = [rng.normal(size=400)], np.zeros(400)
     for number in range(1, 9):
         present = [] if number in skipped else audit.canaries_in_round(number)

@@ -193,7 +193,7 @@ def audited(
     selection.attach(audit)
     watch_noise(audit, settings.get("on_violation"), mechanism.noise_multiplier)
     if through_clip:
-        _ = audit.rotated_canaries  # raises an error if the audit's canaries cannot be compiled
+        _ = audit.measurer.rotated_canaries  # raises an error if the audit's canaries cannot be compiled
     transformation = AuditedPrivatizer(*_init_and_update(inner, through_clip=through_clip))
     transformation.audit = audit
     transformation._steps = _Steps(
@@ -308,7 +308,7 @@ class _Steps:
         if audit.claim is not None and audit.claim.bare:
             accounted = accounting.accounted(steps or accounting.planned or 1, audit.settings.delta)
             if accounted is not None:
-                audit.read_claim_as(audit.claim.read_as(accounted))
+                audit.watch.read_claim_as(audit.claim.read_as(accounted))
         audit.finish_with(self._finish)
 
     @property
@@ -321,7 +321,7 @@ class _Steps:
         if self._scale is None:
             raise ValueError("canary_loss needs through_clip=True: without it canaries join the sum after the clip")
         clip = self._mechanism.clip_norm if l2_clip_norm is None else positive("l2_clip_norm", l2_clip_norm)
-        canaries, length = self._audit.rotated_canaries, self._scale * clip
+        canaries, length = self._audit.measurer.rotated_canaries, self._scale * clip
 
         def with_canaries(params: Any, *batch: Any, **options: Any) -> Any:
             *examples, number = batch

@@ -55,7 +55,7 @@ class ExampleSelection:
                 f"canaries must be at most the {self.rows} examples of the data set, one for each, got {count}"
             )
         self._canary_of_row = np.full(self.rows, -1, dtype=np.int32)
-        self._canary_of_row[audit.canary_rows(self.rows)] = np.arange(count)
+        self._canary_of_row[audit.schedule.rows(self.rows)] = np.arange(count)
         self._count = count
 
     def canaries(self, step: int, indices: Any) -> Indices:

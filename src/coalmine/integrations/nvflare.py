@@ -241,7 +241,7 @@ class AuditFilter(DXOFilter):  # type: ignore[misc]
             claim=self._full_claim(),
         )
         if self.on_violation is not None and self.claim is not None:
-            audit.watch(self.on_violation)
+            audit.watch.start(self.on_violation)
         watch_noise(audit, self.on_violation, self.noise_multiplier)
         privacy = {"clip_norm": self.clip_norm, "noise_multiplier": self.noise_multiplier or 0.0, "delta": self.delta}
         config = {"trainer": "nvflare", "privacy": privacy, "canaries": {"count": self.canaries, "scale": self.scale}}

@@ -59,6 +59,7 @@ from coalmine.measure.ranks import Ranks, Reduce
 from coalmine.measure.schedule import Indices
 from coalmine.measure.vectors import NotFiniteError
 from coalmine.result.audit_result import AuditResult
+from coalmine.result.other_rank import ResultOnRank0
 from coalmine.verdict.claim import Claim
 from coalmine.verdict.coverage import AuditedItem
 from coalmine.verdict.pipeline_record import LONGEST_UNIT, ROW
@@ -276,7 +277,7 @@ class _RowSelection:
                 f"{', '.join(f'{count:.0f}' for count in counts)} rows"
             )
         self._canary_of_row = np.full(self.rows.count, -1, dtype=np.int32)
-        self._canary_of_row[audit.canary_rows(self.rows.count)] = np.arange(count)
+        self._canary_of_row[audit.schedule.rows(self.rows.count)] = np.arange(count)
         self.most_times, self.steps_with_repeats, self.last_has_repeats = 1, 0, False
 
     def canaries(self, examples: int) -> Indices:
@@ -290,7 +291,7 @@ class _RowSelection:
             most = np.unique(rows, return_counts=True)[1].max(initial=1)
             return np.concatenate([times, own_slot(self._ranks, rows.size), own_slot(self._ranks, most)])
 
-        total = self._ranks.sum_of(count + 2 * size, count_picks, number=self._audit.last_round + 1, told={})
+        total = self._ranks.sum_of(count + 2 * size, count_picks, number=self._audit.last_round + 1, arguments={})
         times, sizes, most = total[:count].astype(np.int64), total[count:-size], total[-size:]
         self.participants = int(sizes.sum())
         most_picks = int(max(most.max(), times.max(initial=1)))
@@ -440,7 +441,7 @@ class _OptimizerAudit:
         self._accounting = Accounting(optimizer, loader, sampling_probability, clip_norm=self._clip_norm())
         self._noise_multipliers = self._earlier_steps()
         if audit.claim is not None and audit.claim.bare:
-            audit.read_claim_as(audit.claim.read_as(self._accounted_claim(planned or 1)))
+            audit.watch.read_claim_as(audit.claim.read_as(self._accounted_claim(planned or 1)))
         self._real_hook = optimizer.step_hook
         optimizer.attach_step_hook(self._after_noise)
         self._saw_step = False
@@ -463,7 +464,7 @@ class _OptimizerAudit:
         initial: Any = None,
         task: str | None = None,
         unit: str | None = None,
-    ) -> AuditResult:
+    ) -> AuditResult | ResultOnRank0:
         """Observe the final model and return the result (rank 0 only). A second call judges the same model again."""
         unit = self._row_holds(_checked_unit(unit))
         claim = number_of(claim, delta=self.audit.settings.delta)
@@ -474,7 +475,7 @@ class _OptimizerAudit:
             self.audit.observe_final(self._parameters(), initial=first)
         self._gather_from_ranks()
         if self._gradients.ranks.rank > 0:
-            return cast(AuditResult, None)  # like `Audit.finish`
+            return ResultOnRank0(self._gradients.ranks.rank)
         smallest = min(self._noise_multipliers, default=0.0)
         noise = smallest if len(self._noise_multipliers) == 1 else None
         self._outside = tuple(dict.fromkeys([*self._outside, *self._parameters_outside()]))
@@ -647,7 +648,7 @@ class _OptimizerAudit:
                 clip_norm=step.clip_norm,
                 scale=1.0 if self._scale is None else self._scale,
                 participants=self._selection.participants,
-                handover=not self._gradients.reuses_memory,
+                copy=self._gradients.reuses_memory,
             )
         except NotFiniteError as error:
             raise NotFiniteError(
@@ -984,7 +985,7 @@ def _checked_claim(
     claim = Claim.of(number_of(settings.get("claim"), delta=settings.get("delta"), unknown=accountant))
     made = own.claim if isinstance(own, Audit) else claim
     planned = own.settings.rounds if isinstance(own, Audit) else None
-    watched = own.watched if isinstance(own, Audit) else settings.get("on_violation") is not None
+    watched = own.watch.active if isinstance(own, Audit) else settings.get("on_violation") is not None
     if watched and made is not None and made.bare and rate < 1 and steps is None and planned is None:
         raise ValueError(
             "on_violation needs steps=, the number of planned steps, to tell during training what a claim that counts "

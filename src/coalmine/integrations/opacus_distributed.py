@@ -70,7 +70,7 @@ class OneProcess:
             settings["deferred"] = True
         audit = set_up_audit(layers, **TERMS, **settings)
         # An attack of the user's own may keep a round's vector.
-        self.reuses_memory = on_gpu and audit.settings.dim <= MOST_KEPT and not audit.own_scores
+        self.reuses_memory = on_gpu and audit.settings.dim <= MOST_KEPT and not audit.scores
         return audit
 
     def sums(self) -> list[Any]:

@@ -132,7 +132,7 @@ def watch_noise(audit: Audit, on_violation: OnViolation | None, noise_multiplier
             "on_violation needs a claim or a noise multiplier to test the rounds against: give one of them"
         )
     epsilon = float(mechanism_epsilon(noise_multiplier, delta=audit.settings.delta))
-    audit.watch(on_violation, Claim(epsilon, participations=1))
+    audit.watch.start(on_violation, Claim(epsilon, participations=1))
 
 
 def read_secret(seed: Seed | None, seed_file: Path | str | None) -> Seed:

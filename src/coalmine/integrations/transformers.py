@@ -28,6 +28,7 @@ from coalmine.audit import Audit
 from coalmine.integrations import opacus
 from coalmine.integrations.setup import AuditSettings
 from coalmine.result.audit_result import AuditResult
+from coalmine.result.other_rank import ResultOnRank0
 
 __all__ = ["AuditCallback", "PrivateTraining", "audited"]
 IGNORED = -100  # the label of a token that is not predicted
@@ -72,7 +73,7 @@ class AuditCallback(TrainerCallback):  # type: ignore[misc]  # transformers is n
             raise ValueError("the audit begins with the training: call trainer.train() first, with this callback in it")
         return self._audit
 
-    def finish(self, **facts: Any) -> AuditResult:
+    def finish(self, **facts: Any) -> AuditResult | ResultOnRank0:
         """The result for the current model. `facts` are the keywords of `optimizer.audit.finish` with Opacus."""
         return self.audit.finish(**facts)
 

@@ -9,7 +9,6 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, SupportsIndex
 
 import msgspec
-import numpy as np
 
 from coalmine.canaries.seeds import is_guessable, seed_bytes
 from coalmine.measure.settings import Settings
@@ -97,13 +96,6 @@ def _salted_digest(salt: str, content: dict[str, Any], seed: SupportsIndex | byt
     for part in (salt.encode(), text.encode(), seed_bytes(seed)):
         digest.update(len(part).to_bytes(8, "big") + part)
     return digest.hexdigest()
-
-
-def model_sha256(vector: Any) -> str:
-    """The SHA-256 of a model's numbers in single precision."""
-    with np.errstate(over="ignore"):  # beyond single precision numbers are infinite
-        singles = np.ascontiguousarray(vector, dtype="<f4")
-    return hashlib.sha256(singles.data).hexdigest()
 
 
 def alike(one: Any, two: Any, *, abs_tol: float = 0.0) -> bool:

@@ -23,8 +23,8 @@ import numpy.typing as npt
 
 from coalmine.argument_checks import one_line
 from coalmine.log.files import BINARY, check_depth, open_regular, read_at, sync_directory, write_at
-from coalmine.log.one_writer import OneWriter, refuse_copy
 from coalmine.log.round_schema import check_types, check_values
+from coalmine.log.single_writer import SingleWriterLock, refuse_copy
 from coalmine.measure.round import Final, Round
 
 MAGIC = b"coalmine rounds 1\n"
@@ -79,7 +79,7 @@ class RoundLog:
 
     def __init__(self, path: Path | None = None, *, read_only: bool = False) -> None:
         self._handle: int | None = None
-        self._writer = OneWriter(f"the log {path}" if path else "the audit")
+        self._writer = SingleWriterLock(f"the log {path}" if path else "the audit")
         self._path = path
         self._read_only = read_only
         self._final: Final | None = None
@@ -187,9 +187,7 @@ class RoundLog:
             self._handle = None
 
     def __reduce__(self) -> NoReturn:
-        refuse_copy(
-            "a RoundLog", "read the file with RunDirectory(…).read_log(), or save the audit elsewhere with Audit.save"
-        )
+        refuse_copy("a RoundLog", "read the file with RunDirectory(…).read_log()")
 
     def __del__(self) -> None:
         self.close()

@@ -40,9 +40,9 @@ from coalmine.log.files import (
     write_atomically,
 )
 from coalmine.log.mapped_rounds import Rounds, map_rounds
-from coalmine.log.one_writer import refuse_copy
 from coalmine.log.result_file import HasDict, write_result_file
 from coalmine.log.rounds_file import RoundLog
+from coalmine.log.single_writer import refuse_copy
 from coalmine.measure.settings import Settings
 
 logger = logging.getLogger("coalmine")

@@ -173,13 +173,11 @@ class CoordinateSums:
         others: Any = None,
         stated: float | None = None,
         factor: float = 1.0,
-        squares: Floats | None = None,
     ) -> bool | None:
         """Add a block's followed noise in a round; False if it cannot be measured, None if it needs the next rounds.
 
         With `others` the noise is standardised by its own size. Without, real updates are part of it, so it is standardised
-        by its `stated` standard deviation. `factor` is how many releases were added up to make it. `squares` are the squared
-        lengths of the groups of layers, if they are known.
+        by its `stated` standard deviation. `factor` is how many releases were added up to make it.
         """
         own, encoder = self._blocks[block], self._encoders[block]
         steps = _Steps.of(release, others, own.groups, factor)
@@ -190,12 +188,11 @@ class CoordinateSums:
             unit = (stated or 0.0) / self._settings.noise.std(number)
             if not unit or others is None or not steps.is_fine(np.full(len(own.groups), unit)):
                 return False
-            noise, squares = encoder.add(number, numpy_vector(noise) / unit), None
+            noise = encoder.add(number, numpy_vector(noise) / unit)
             if noise is None:
                 return None
         counts = np.array([place.stop - place.start for place in own.groups])
-        squares = _group_squares(noise, own.groups) if squares is None else squares
-        units = np.sqrt(squares / counts)
+        units = np.sqrt(_group_squares(noise, own.groups) / counts)
         if others is None:
             units = np.minimum(units, stated or 0.0)
         if not ((units > SMALLEST_UNIT) & (units < LARGEST_UNIT)).all():

@@ -54,10 +54,10 @@ class Ranks:
             raise ValueError(f"reduce must return as many numbers as it is given, {given.size}, got {sums.shape}")
         return sums
 
-    def sum_of(self, size: int, measure: Callable[[], Floats], *, number: int, told: Any) -> Floats:
+    def sum_of(self, size: int, measure: Callable[[], Floats], *, number: int, arguments: Any) -> Floats:
         """The sums of every rank's measurements; if one of them fails, all of them raise an error.
 
-        `size` is the number of measurements, on every rank. `number` is the round, and `told` the rank's arguments for it:
+        `size` is the number of measurements, on every rank. `number` is the round, and `arguments` the rank's own for it:
         both must be the same on every rank.
         """
         if not self.several:
@@ -68,11 +68,11 @@ class Ranks:
         except Exception as error:  # whatever it is, the other ranks must not wait for this one
             failure = error
         state = np.zeros((self.size, _STATE))
-        state[self.rank] = (_OK if failure is None else _FAILED, number, _digest(told))
+        state[self.rank] = (_OK if failure is None else _FAILED, number, _digest(arguments))
         sums = self.sum(np.concatenate([state.ravel(), body]))
         states = sums[: state.size].reshape(-1, _STATE)
         self._raise_failure(states[:, 0], failure)
-        self._check_agreement(states, told)
+        self._check_agreement(states, arguments)
         return sums[state.size :]
 
     def gather(self, make: Callable[[], Any]) -> list[Any]:
@@ -91,7 +91,7 @@ class Ranks:
         self._raise_failure(self.sum(states), failure)
         return [json.loads(text) for text in self._gather(json.dumps(made).encode())]
 
-    def _check_agreement(self, states: Floats, told: Any) -> None:
+    def _check_agreement(self, states: Floats, arguments: Any) -> None:
         """ValueError on every rank if they are in different rounds, or were given different arguments."""
         numbers, digests = states[:, 1].astype(np.int64), states[:, 2]
         if (numbers != numbers[0]).any():
@@ -102,7 +102,7 @@ class Ranks:
             )
         if (digests != digests[0]).any():
             other = int(np.flatnonzero(digests != digests[0])[0])
-            everything = self.gather(lambda: told)
+            everything = self.gather(lambda: arguments)
             raise ValueError(
                 f"every rank must pass the same arguments, but rank {other} differs from rank 0 in round {numbers[0]}: "
                 f"{differences(everything[0], everything[other], other)}"
@@ -144,9 +144,9 @@ def _whole(name: str, reduce: Any) -> int:
     return value
 
 
-def _digest(told: Any) -> float:
+def _digest(arguments: Any) -> float:
     """48 bits of a hash, which a double holds exactly."""
-    text = json.dumps(told, sort_keys=True).encode()
+    text = json.dumps(arguments, sort_keys=True).encode()
     return float(int.from_bytes(hashlib.blake2b(text, digest_size=_BYTES).digest(), "little"))
 
 
@@ -156,12 +156,12 @@ def differences(own: Mapping[str, Any], other: Mapping[str, Any], rank: int) -> 
     for name in sorted({*own, *other}):
         first, second = (json.dumps(values.get(name), sort_keys=True) for values in (own, other))
         if first != second:
-            texts = _told_apart(own.get(name), other.get(name))
+            texts = _shown_differences(own.get(name), other.get(name))
             parts.append(f"{name} ({texts[0]} on rank 0, {texts[1]} on rank {rank})")
     return ", ".join(parts)
 
 
-def _told_apart(first: Any, second: Any, place: str = "") -> tuple[str, str]:
+def _shown_differences(first: Any, second: Any, place: str = "") -> tuple[str, str]:
     """Two different values as text; of long lists, which `shown` would cut, the part from the first difference on."""
     texts = (place + shown(first), place + shown(second))
     if texts[0] != texts[1] or not (isinstance(first, list) and isinstance(second, list)):
@@ -169,5 +169,5 @@ def _told_apart(first: Any, second: Any, place: str = "") -> tuple[str, str]:
     index = next((n for n, (one, two) in enumerate(zip(first, second, strict=False)) if one != two), None)
     index = min(len(first), len(second)) if index is None else index
     if index == 0:
-        return _told_apart(first[0], second[0], place)
-    return _told_apart(first[index:], second[index:], f"from entry {index + 1} on ")
+        return _shown_differences(first[0], second[0], place)
+    return _shown_differences(first[index:], second[index:], f"from entry {index + 1} on ")

@@ -3,11 +3,14 @@
 import hashlib
 import itertools
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import SupportsIndex
 
 import numpy as np
 import numpy.typing as npt
 
+from coalmine.argument_checks import one_number, whole_number
+from coalmine.canaries.secret import SecretBytes
 from coalmine.canaries.seeds import seed_bytes
 from coalmine.estimators.sampling import FixedSize, Poisson, RandomAllocation, Sampling, Shuffled
 from coalmine.measure.settings import Settings, presentation_counts
@@ -18,6 +21,41 @@ Indices = npt.NDArray[np.int32]
 def schedule_key(seed: SupportsIndex | bytes) -> bytes:
     """The key from which the canaries' rounds are derived."""
     return hashlib.sha256(seed_bytes(seed)).digest()
+
+
+class CanarySchedule:
+    """In which rounds an audit's canaries take part, and in which rows of its data they are; all as secret as the seed."""
+
+    def __init__(self, settings: Settings, seed: SupportsIndex | bytes) -> None:
+        self._settings, self._key = settings, SecretBytes(schedule_key(seed))
+
+    def in_round(self, round_number: int) -> Indices:
+        """The canaries of a round, counted from 1, as they were planned."""
+        number, rounds = whole_number("round_number", round_number, minimum=1), self._settings.rounds
+        if rounds is None:
+            raise ValueError("canaries_in_round needs the number of rounds: pass rounds= or sampling= to Audit")
+        if number > rounds:
+            raise ValueError(f"round_number must be at most rounds = {rounds}, got {number}")
+        return self._planned(number)
+
+    def sampled(self, round_number: int, sampling_probability: float) -> Indices:
+        """The canaries of a round under Poisson sampling."""
+        number = whole_number("round_number", round_number, minimum=1)
+        probability = one_number("sampling_probability", sampling_probability)
+        if not 0 <= probability <= 1:
+            raise ValueError(f"sampling_probability must lie in [0, 1], got {probability}")
+        return sample_canaries(self._settings.canaries, probability, round_number=number, key=self._key)
+
+    def rows(self, rows: int) -> npt.NDArray[np.int64]:
+        """A row for each canary, in a data set with this many rows.
+
+        A canary that takes part exactly when the pipeline picks its row shows how the pipeline samples.
+        """
+        return rows_of_canaries(self._settings.canaries, whole_number("rows", rows, minimum=1), key=self._key)
+
+    @cached_property
+    def _planned(self) -> Callable[[int], Indices]:
+        return canary_schedule(self._settings, self._key)
 
 
 def canary_schedule(settings: Settings, key: bytes) -> Callable[[int], Indices]:

@@ -1,5 +1,6 @@
 """Operations on vectors of a model's size, numpy or torch, besides cosines."""
 
+import hashlib
 import itertools
 import sys
 from collections.abc import Sequence
@@ -178,3 +179,10 @@ def single_precision(vector: Any) -> "np.ndarray[Any, np.dtype[np.float32]]":
         vector = vector.detach().cpu().float().numpy()
     with np.errstate(over="ignore"):  # larger numbers are infinite
         return np.asarray(vector, dtype=np.float32)
+
+
+def model_sha256(vector: Any) -> str:
+    """The SHA-256 of a model's numbers in single precision."""
+    with np.errstate(over="ignore"):  # beyond single precision numbers are infinite
+        singles = np.ascontiguousarray(vector, dtype="<f4")
+    return hashlib.sha256(singles.data).hexdigest()

@@ -19,6 +19,7 @@ from coalmine.evidence.unknown_round import RUNG as UNKNOWN
 from coalmine.evidence.unknown_round import UnknownRound, UnknownRoundReader, stated_multiplier
 from coalmine.evidence.views import Reader, read_log
 from coalmine.log.rounds_file import RoundLog
+from coalmine.measure.round_facts import MOST_CLIENTS
 from coalmine.measure.settings import FEWEST, Settings, presentation_counts
 from coalmine.result.audit_result import Adversary, AuditResult, Row
 from coalmine.result.rows import make_headline, make_row, make_sampled_row, sampled_headline, without_bound
@@ -28,7 +29,6 @@ from coalmine.verdict.claim import Claim
 from coalmine.verdict.coverage import AuditedItem, CoverageReader, audited_items, checked_items
 from coalmine.verdict.verdict import PASS, UNDERPOWERED, VIOLATION, Evidence, Verdict, judge, judge_unclaimed
 
-MOST_CLIENTS = 10**15
 LEAST_NOISE = 1e-3  # noise multiplier below which every score is certain
 MOST_ROWS = 3  # most rows of a rung if sampling decides how often a canary is presented
 BEFORE = ("final", "final-update", "all-iterates")  # rungs below unknown-round

@@ -17,12 +17,12 @@ import torch
 from coalmine.audit import Audit
 from coalmine.canaries.array_types import cores
 from coalmine.estimators.sampling import Shuffled
-from coalmine.log.commitment import Statement, model_sha256
+from coalmine.log.commitment import Statement
 from coalmine.log.files import json_ready, remove_drafts, write_atomically
 from coalmine.log.result_file import PIPELINE_ITEMS
 from coalmine.log.run_directory import RunDirectory
 from coalmine.measure.torch_group import LostRankError
-from coalmine.measure.vectors import NotFiniteError
+from coalmine.measure.vectors import NotFiniteError, model_sha256
 from coalmine.simulation.client_sums import ClientSums, engine_of
 from coalmine.simulation.cohorts import Cohorts, plan_cohorts, sampling_of
 from coalmine.simulation.config import RunConfig, TaskSettings
@@ -403,12 +403,12 @@ def _statement(planned: PlannedPrivacy, task: Task) -> Statement:
 def _entries(training: Training, planned: PlannedPrivacy) -> dict[str, Any]:
     """The trainer's entries that were known before round 1: those that the audit committed to, if it did."""
     known = planned.entries(_title(training.task, training.config))
-    return {name: training.audit.facts.get(name, value) for name, value in known.items()}
+    return {name: training.audit.statement.facts.get(name, value) for name, value in known.items()}
 
 
 def _audited_items(training: Training, planned: PlannedPrivacy) -> list[AuditedItem]:
     """The pipeline's own items: those that the audit committed to, if it did."""
-    committed = training.audit.facts.get(PIPELINE_ITEMS)
+    committed = training.audit.statement.facts.get(PIPELINE_ITEMS)
     if committed is None:
         return planned.audited_items()
     return [AuditedItem(name, **item) for name, item in committed.items()]

@@ -177,7 +177,7 @@ def watch_one_round(audit: Audit) -> None:
     if claim is None or claim.amplified or claim.participations or claim.sensitivity:
         return
     if settings.rounds is None and settings.sampling is None and settings.noise is None:
-        audit.read_claim_as(replace(claim, participations=1))
+        audit.watch.read_claim_as(replace(claim, participations=1))
 
 
 def _weakest_noise(audit: Audit, times: int) -> float:

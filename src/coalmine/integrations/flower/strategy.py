@@ -808,7 +808,7 @@ class AuditedStrategy(Strategy):
         """In a deployment, reject a guessable seed, and warn if the seed is announced to every client."""
         if not any(kind.__name__ in DEPLOYED for kind in type(grid).__mro__):
             return
-        if self.audit.demonstration:
+        if self.audit.seed_is_guessable:
             raise ValueError(f"the seed of a deployment {STRONG}: give seed_file=, made with: coalmine seed FILE")
         if self._seed is not None:
             self._warn("every client receives the seed, so a hostile one can imitate canaries: give seed_file= instead")

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, SupportsIndex
+from typing import Any, NoReturn, SupportsIndex
 
 import numpy as np
 
@@ -21,8 +21,10 @@ from coalmine.canaries.blocked import BlockedCanaries
 from coalmine.canaries.philox import key_from_seed
 from coalmine.canaries.rotation_numpy import threads
 from coalmine.canaries.secret import SecretBytes, secret_seed
+from coalmine.measure.canary_size import canary_size
 from coalmine.measure.coordinate_sums import CoordinateSums
 from coalmine.measure.expensive_rounds import ExpensiveRounds
+from coalmine.measure.flat import NOT_COMPILED
 from coalmine.measure.noise_law import (
     MANY_COORDINATES,
     NoiseParts,
@@ -37,6 +39,7 @@ from coalmine.measure.noise_law import (
 )
 from coalmine.measure.ranks import Ranks
 from coalmine.measure.round import Final, Round, Singles
+from coalmine.measure.round_facts import RoundFacts
 from coalmine.measure.scale import SMALLEST, block_scale
 from coalmine.measure.schedule import schedule_key
 from coalmine.measure.settings import Settings
@@ -60,8 +63,8 @@ LARGEST_SINGLE = 1e30  # largest entry of a sketch that is stored in single prec
 SAME_RELEASE = 1e-5  # relative difference up to which the releases of two processes count as equal
 
 
-class Pieces:
-    """The blocks of a model in this process, and their measurements."""
+class BlockMeasurer:
+    """The blocks of a model in this process, their canaries, and their measurements."""
 
     def __init__(
         self, tree: Tree, settings: Settings, *, seed: SupportsIndex | bytes, ranks: Ranks, on_host: bool = True
@@ -84,8 +87,13 @@ class Pieces:
         # The previous round, for momentum: its number, its rows, and its products with the canaries.
         self._previous: tuple[int, dict[str, Any], Floats] | None = None
 
-    def sum_of_canaries(self, indices: list[int], size: float) -> Any:
-        """The sum of the canaries at `indices`, each of norm `size`, in the model's structure."""
+    @property
+    def rotated_canaries(self) -> NoReturn:
+        """A ValueError: no framework's compiler can take canaries in blocks."""
+        raise ValueError(NOT_COMPILED)
+
+    def sum_of_canaries(self, indices: list[int], size: float, like: Any = None) -> Any:
+        """The sum of the canaries at `indices`, each of norm `size`, in the model's structure; `like` is not needed."""
         rows = self.tree.empty_rows()
         with ThreadPoolExecutor(threads()) as pool:
             # Threads, because the first write to new memory is slow; a GPU's work stays in this thread.
@@ -105,7 +113,7 @@ class Pieces:
             raise error
 
         if self._ranks.several:
-            self._ranks.sum_of(self._round_size, fail, number=0, told={})
+            self._ranks.sum_of(self._round_size, fail, number=0, arguments={})
 
     @property
     def _round_size(self) -> int:
@@ -127,39 +135,48 @@ class Pieces:
         """Forget the previous round, because it was rewound."""
         self._previous = self._coordinate_sums = None
 
-    def round(self, model_delta: Any, others: Any, present: list[int], facts: dict[str, Any], order: int) -> Round:
+    def read(self, model_delta: Any, others: Any, *, own: bool) -> tuple[Any, Any]:
+        """The two arguments of a round unchanged: `round` checks them, together with the other ranks'."""
+        return model_delta, others
+
+    def round_later(
+        self, model_delta: Any, others: Any, facts: RoundFacts, order: int, *, copy: bool
+    ) -> Callable[[], Round] | None:
+        """None: blocks are measured at once."""
+        return None
+
+    def round(self, model_delta: Any, others: Any, facts: RoundFacts, order: int) -> Round:
         """The record of a round. Every process gets one; of a replicated model, only rank 0's has the law of the noise."""
         sums = self._coordinate_sums
-        if sums is None or sums.is_out_of_order(facts["number"]):
+        if sums is None or sums.is_out_of_order(facts.number):
             self._coordinate_sums = self._new_sums()
         try:
-            return self._round(model_delta, others, present, facts, order)
+            return self._round(model_delta, others, facts, order)
         except Exception:
             self._coordinate_sums = None  # on every rank: all of them fail together
             raise
 
-    def _round(self, model_delta: Any, others: Any, present: list[int], facts: dict[str, Any], order: int) -> Round:
+    def _round(self, model_delta: Any, others: Any, facts: RoundFacts, order: int) -> Round:
         settings, count = self._settings, self._settings.total
-        arguments = {name: value.tolist() if hasattr(value, "tolist") else value for name, value in facts.items()}
-        arguments["others"] = others is not None
+        arguments = vars(facts) | {"present": facts.indices, "others": others is not None}
         rows: dict[str, dict[str, Any]] = {}
 
         def measure() -> Floats:
             rows["delta"] = self.tree.rows("model_delta", model_delta)
             if others is not None:
                 rows["others"] = self.tree.rows("others", others)
-            return self._round_sums(rows["delta"], rows.get("others"), facts["number"])
+            return self._round_sums(rows["delta"], rows.get("others"), facts.number)
 
         blocks = len(settings.block_sizes)
         layers = settings.law_dim if settings.replicated else len(settings.layers)
-        sums = self._ranks.sum_of(self._round_size, measure, number=facts["number"], told=arguments)
+        sums = self._ranks.sum_of(self._round_size, measure, number=facts.number, arguments=arguments)
         edges = np.cumsum([count + 2 * blocks, count + 2 * blocks, len(settings.layers), layers])
         release_sums, residual_sums, others_squares, layer_sums, last_sums = np.split(sums, edges)
         if settings.replicated:
             _check_same_release(last_sums.reshape(-1, 2))
         release = _Length.of("model_delta", release_sums, settings)
         if release.norm == 0:
-            return Round(number=facts["number"], skipped=True)
+            return Round(number=facts.number, skipped=True)
         record: dict[str, Any] = {
             "norm": release.norm,
             "rest": release.rest,
@@ -175,16 +192,16 @@ class Pieces:
             record |= {
                 f"residual_{name}": getattr(residual, name) for name in ("norm", "rest", "cosines", "block_rests")
             }
-            record |= self._residual_record(rows, residual, layer_sums, last_sums, present, facts, order)
+            record |= self._residual_record(rows, residual, layer_sums, last_sums, facts, order)
             # In a replicated model each process has a part of `others`: the triangle inequality bounds their sum.
             record["layer_others"] = np.sqrt(others_squares * (self._ranks.size if settings.replicated else 1))
-        elif facts["noise_std"] and self._follows_releases and self._undoes_momentum(facts["number"]):
+        elif facts.noise_std and self._follows_releases and self._undoes_momentum(facts.number):
             self._follow_blocks(rows["delta"], None, facts)
-            record |= self._coordinate_reading(facts["number"])
+            record |= self._coordinate_reading(facts.number)
         if settings.momentum:
             copies = {name: copied(row) for name, row in rows["delta"].items()}
-            self._previous = (facts["number"], copies, release.cosines.astype(np.float64) * release.norm)
-        return Round(**facts, **record)
+            self._previous = (facts.number, copies, release.cosines.astype(np.float64) * release.norm)
+        return Round(**vars(facts), **record)
 
     def final(self, model: Any, initial: Any = None) -> Final:
         """The record of the final model."""
@@ -200,13 +217,13 @@ class Pieces:
             return np.concatenate([self._vector_sums("model - initial", self._gatherer(rows, (first, 1.0))), squares])
 
         arguments = {"initial": initial is not None}
-        sums = self._ranks.sum_of(size, measure_model, number=0, told=arguments)
+        sums = self._ranks.sum_of(size, measure_model, number=0, arguments=arguments)
         last = _Length.of("model", sums, settings)
         _check_not_zero("model", last.norm)
         followed = self._last_reading()
         if initial is None:
             return Final(norm=last.norm, cosines=last.cosines, block_rests=last.block_rests, **followed)
-        sums = self._ranks.sum_of(size + len(settings.layers), measure_update, number=0, told=arguments)
+        sums = self._ranks.sum_of(size + len(settings.layers), measure_update, number=0, arguments=arguments)
         update, moves = _Length.of("model - initial", sums[:size], settings), np.sqrt(sums[size:])
         if update.norm == 0:  # the update has no direction, and the gauges of training report that nothing moved
             return Final(
@@ -322,8 +339,7 @@ class Pieces:
         residual: "_Length",
         layer_sums: Floats,
         part_sums: Floats,
-        present: list[int],
-        facts: dict[str, Any],
+        facts: RoundFacts,
         order: int,
     ) -> dict[str, Any]:
         """The fields of a round's record on the residual: lengths by layer, and in some rounds the law of the noise.
@@ -331,8 +347,8 @@ class Pieces:
         The noise is the residual minus the canaries. `layer_sums` are the squared lengths of the layers or, in a replicated
         model, `others` in the sample. `part_sums` are the squared lengths of parts of blocks, and the blocks' sketches.
         """
-        settings = self._settings
-        if not self._undoes_momentum(facts["number"]):
+        settings, present = self._settings, facts.indices
+        if not self._undoes_momentum(facts.number):
             return {}
         scale = residual.rest / math.sqrt(settings.free)
         size, declared = 0.0, True
@@ -347,7 +363,7 @@ class Pieces:
         subtract_canaries = settings.dim <= MANY_COORDINATES or full or abs(strength) >= SMALL_PART
         plan = _LawPlan(full, declared, measures_law, size, subtract_canaries)
         if settings.replicated:
-            return self._sampled_law(rows, layer_sums, present, plan, facts)
+            return self._sampled_law(rows, layer_sums, plan, facts)
         mean = self._mean_square(present, size)
         layer_sizes = np.array([dim for _, dim in settings.layers])
         record: dict[str, Any] = {"layer_rests": np.sqrt(np.maximum(layer_sums - mean * layer_sizes, 0.0))}
@@ -355,21 +371,21 @@ class Pieces:
         if not subtract_canaries:
             self._follow_blocks(rows["delta"], rows["others"], facts)
             if not measures_law:
-                return record | self._coordinate_reading(facts["number"])
+                return record | self._coordinate_reading(facts.number)
         shared_sizes = summed_sizes(full=full, sizes=2 if present else 1) if measures_law else {}
         block_sum_sizes = self._block_sum_sizes(full=full) if measures_law else []
         law_size = 2 + sum(shared_sizes.values()) + sum(sum(sizes.values()) for sizes in block_sum_sizes)
         plan = replace(plan, shared_sizes=shared_sizes, block_sum_sizes=block_sum_sizes)
         sums = self._ranks.sum_of(
             law_size + (len(settings.layers) + self._parts_size if subtract_canaries else 0),
-            lambda: self._law_sums(rows, present, plan, facts),
-            number=facts["number"],
-            told={"present": present},
+            lambda: self._law_sums(rows, plan, facts),
+            number=facts.number,
+            arguments={"present": present},
         )
         if subtract_canaries:
             record["layer_rests"] = np.sqrt(np.maximum(sums[law_size : law_size + len(settings.layers)], 0.0))
             record |= self._parts_record(sums[law_size + len(settings.layers) :], 0.0)
-        record |= self._coordinate_reading(facts["number"])
+        record |= self._coordinate_reading(facts.number)
         if not measures_law:
             return record
         record |= {"rounding": float(sums[0]), "lattice": float(sums[1])}
@@ -403,13 +419,13 @@ class Pieces:
         """Whether coordinates are followed where all other updates are not known."""
         return self._settings.noise is None and not self._settings.replicated
 
-    def _follow_blocks(self, delta: dict[str, Any], others: dict[str, Any] | None, facts: dict[str, Any]) -> None:
+    def _follow_blocks(self, delta: dict[str, Any], others: dict[str, Any] | None, facts: RoundFacts) -> None:
         """Add the round's noise to the sums that follow each coordinate, with negligible canaries or all other updates."""
         if self._coordinate_sums is None:
             return
         for block, (stretches, place) in enumerate(zip(self._stretches, self._coordinate_sums.places, strict=True)):
             inner = tuple(_clip_stretches(stretches, place))
-            noise = self._noise(delta, others, facts["number"], inner)(block)
+            noise = self._noise(delta, others, facts.number, inner)(block)
             self._follow(block, noise, delta, others, facts, whole=False)
 
     def _follow(
@@ -418,7 +434,7 @@ class Pieces:
         noise: Any,
         delta: dict[str, Any],
         others: dict[str, Any] | None,
-        facts: dict[str, Any],
+        facts: RoundFacts,
         *,
         whole: bool = True,
     ) -> None:
@@ -429,12 +445,12 @@ class Pieces:
         place = sums.places[block]
         inner = tuple(_clip_stretches(self._stretches[block], place))
         added = sums.add(
-            facts["number"],
+            facts.number,
             block,
             noise[place] if whole else noise,
             gather_block(delta, inner),
             others=None if others is None else gather_block(others, inner),
-            stated=facts["noise_std"],
+            stated=facts.noise_std,
             factor=1 + self._settings.momentum,
         )
         if not added:
@@ -464,7 +480,7 @@ class Pieces:
             return np.concatenate([extremes.ravel(), sums.counts()])
 
         shared = ranks.size * CoordinateSums.EXTREMES
-        numbers = ranks.sum_of(shared + sums.counts_size, measure, number=number, told={})
+        numbers = ranks.sum_of(shared + sums.counts_size, measure, number=number, arguments={})
         extremes = numbers[:shared].reshape(-1, CoordinateSums.EXTREMES)
         return {"law_coordinates": sums.reading(extremes, numbers[shared:])}
 
@@ -490,12 +506,11 @@ class Pieces:
         self,
         rows: dict[str, dict[str, Any]],
         others: Floats,
-        present: list[int],
         plan: "_LawPlan",
-        facts: dict[str, Any],
+        facts: RoundFacts,
     ) -> dict[str, Any]:
         """The same for a replicated model, from a sample of its coordinates. Only rank 0, which records it, measures it."""
-        settings, number = self._settings, facts["number"]
+        settings, number, present = self._settings, facts.number, facts.indices
         stretches = self._sample(number)
         if self._ranks.rank:
             return {}
@@ -521,15 +536,16 @@ class Pieces:
             )
         return record | self._follow_sample(noise, release, others, facts)
 
-    def _follow_sample(self, noise: Floats, release: Floats, others: Floats, facts: dict[str, Any]) -> dict[str, Any]:
+    def _follow_sample(self, noise: Floats, release: Floats, others: Floats, facts: RoundFacts) -> dict[str, Any]:
         """Follow the sampled coordinates of a replicated model, if they are the same in every round."""
         sums = self._coordinate_sums
         if sums is None:
             return {}
         place, factor = sums.places[0], 1 + self._settings.momentum
-        own = {"others": others[place], "stated": facts["noise_std"], "factor": factor}
-        added = sums.add(facts["number"], 0, noise[place], release[place], **own)
-        return self._coordinate_reading(facts["number"]) if added else {}
+        added = sums.add(
+            facts.number, 0, noise[place], release[place], others=others[place], stated=facts.noise_std, factor=factor
+        )
+        return self._coordinate_reading(facts.number) if added else {}
 
     def _sampled_canaries(self, present: list[int], like: dict[str, Any], sampled: Sequence[Stretch]) -> Floats:
         """The sum of the present canaries in the sample."""
@@ -556,11 +572,10 @@ class Pieces:
             for number, (part, place) in enumerate(zip(self._block_noise_parts, places, strict=True))
         ]
 
-    def _law_sums(
-        self, rows: dict[str, dict[str, Any]], present: list[int], plan: "_LawPlan", facts: dict[str, Any]
-    ) -> Floats:
+    def _law_sums(self, rows: dict[str, dict[str, Any]], plan: "_LawPlan", facts: RoundFacts) -> Floats:
         """This process's part of the sums that describe the noise."""
-        settings, count, number = self._settings, len(self._settings.block_sizes), facts["number"]
+        present = facts.indices
+        settings, count, number = self._settings, len(self._settings.block_sizes), facts.number
         layers, block_parts, resolution = _LayerSquares(len(settings.layers)), _BlockParts(settings), np.zeros(2)
         shared = {name: np.zeros(size) for name, size in plan.shared_sizes.items()}
         by_block = [{name: np.zeros(size) for name, size in sizes.items()} for sizes in plan.block_sum_sizes]
@@ -696,22 +711,6 @@ class _Length:
         return cls(
             norm, scale * math.sqrt(settings.free), (products / norm).astype(np.float32), lengths if several else None
         )
-
-
-def canary_size(products: Floats, rest: float, facts: dict[str, Any], settings: Settings) -> tuple[float, bool]:
-    """The norm of each present canary in a round, and whether it is the declared one.
-
-    It is the declared norm if the measurement agrees with it, else the measured one. `products` are the vector's products
-    with the canaries, and `rest` is its norm orthogonal to them.
-    """
-    measured, clip = float(products.mean()), float(facts["clip_norm"])
-    error = rest / math.sqrt(settings.free * len(products))
-    if facts["clip_declared"] and abs(measured - clip) <= CREDIBLE_STDS * error:
-        return clip, True
-    return measured, False
-
-
-CREDIBLE_STDS = 4.0  # standard errors by which a canary's measured norm may differ from the declared one
 
 
 def _blocks_of(settings: Settings, rank: int) -> tuple[int, int]:

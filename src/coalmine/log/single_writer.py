@@ -5,7 +5,7 @@ import threading
 from typing import NoReturn
 
 
-class OneWriter:
+class SingleWriterLock:
     """A context that one thread at a time can enter, in the process that made it; all others get a RuntimeError."""
 
     def __init__(self, name: str) -> None:

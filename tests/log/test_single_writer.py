@@ -18,6 +18,7 @@ from coalmine.canaries.philox import key_from_seed
 from coalmine.canaries.secret import SecretBytes, SecretInt
 from coalmine.log.rounds_file import RoundLog
 from coalmine.measure.round import Round
+from coalmine.measure.schedule import schedule_key
 
 SEED = b"correct horse battery staple"
 NUMBER = 314159265358979323846
@@ -40,7 +41,7 @@ def test_copying_and_pickling_are_rejected(tmp_path, copied, deferred):
     observe(audit, 1, 2)
     log = audit.log
     whole = (tmp_path / "run" / "audit" / "rounds.log").read_bytes()
-    for thing, advice in ((audit, "Audit.save"), (audit.directory, "another path"), (log, "read_log")):
+    for thing, advice in ((audit, "another directory"), (audit.directory, "another path"), (log, "read_log")):
         with pytest.raises(TypeError, match=r"cannot be copied or pickled.*" + advice) as refused:
             copied(thing)
         assert "\n" not in str(refused.value)
@@ -82,7 +83,7 @@ def test_a_forked_process_cannot_write(tmp_path, place, deferred):
         lambda: observe(audit, 3),
         lambda: audit.rewind_to(1),
         lambda: audit.observe_final(np.ones(400)),
-        lambda: audit._log.append(None),
+        lambda: audit._log.held.append(None),
     ):
         said = in_child(action)
         assert said.startswith("RuntimeError: the "), said
@@ -106,9 +107,9 @@ def test_closing_in_a_forked_process_does_not_close_the_parents_files(tmp_path):
     own = tmp_path / "own.txt"
 
     def close_everything():
-        mine = audit._log._handle
+        mine = audit.log._handle
         os.dup2(os.open(own, os.O_RDWR | os.O_CREAT, 0o644), mine)
-        log, home = audit._log, audit.directory
+        log, home = audit.log, audit.directory
         audit.close()
         home.close()
         home.__del__()
@@ -248,17 +249,17 @@ def traceback_with_locals(error):
 
 
 @pytest.mark.parametrize("seed", [SEED, NUMBER])
-@pytest.mark.parametrize("fault", ["settings", "round", "load"])
+@pytest.mark.parametrize("fault", ["settings", "round", "directory"])
 def test_tracebacks_with_locals_show_neither_seed_nor_key(tmp_path, seed, fault):
     audit = new_audit(tmp_path / "run", seed=seed)
-    secrets = [str(seed), repr(seed), str(int(key_from_seed(seed))), repr(bytes(audit._key))]
-    (tmp_path / "saved").write_bytes(b"nothing")
+    secrets = [str(seed), repr(seed), str(int(key_from_seed(seed))), repr(schedule_key(seed))]
     calls = {
         "settings": lambda: new_audit(seed=secret.pop(), presentations=7),
         "round": lambda: audit.observe_round(1, np.ones(3), present=[]),
-        "load": lambda: Audit.load(tmp_path / "saved", seed=secret.pop()),
+        "directory": lambda: new_audit(tmp_path / "other", seed=secret.pop()),
     }
     secret = [seed]
+    new_audit(tmp_path / "other", seed=b"another secret of this test").close()
     with pytest.raises(ValueError) as refused:
         calls[fault]()
     # coalmine is not responsible for the caller's frames.

@@ -1,0 +1,124 @@
+"""The log of an audit of several processes: rank 0 holds it, the others know how far it is."""
+
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, SupportsIndex
+
+from coalmine.log.commitment import Commitment, Statement
+from coalmine.log.rounds_file import RoundLog
+from coalmine.log.run_directory import RunDirectory
+from coalmine.measure.ranks import Ranks
+from coalmine.measure.round import Final, Round
+from coalmine.measure.settings import Settings
+
+
+@dataclass(frozen=True)
+class LogState:
+    """How far a log is: its last round, how many were not skipped, and whether the final model was observed."""
+
+    last: int = 0
+    observed: int = 0
+    finished: bool = False
+
+    @classmethod
+    def of(cls, log: RoundLog) -> "LogState":
+        return cls(log.last_number, log.observed_count, log.final is not None)
+
+
+class SharedLog:
+    """The log on rank 0, and its state on the others. Every rank calls the same methods with the same records."""
+
+    def __init__(self, held: RoundLog | None, state: LogState, ranks: Ranks) -> None:
+        self._held, self._state, self._ranks = held, state, ranks
+
+    @property
+    def held(self) -> RoundLog:
+        """The log itself; ValueError on a rank that does not hold it."""
+        if self._held is None:
+            raise ValueError(
+                f"rank 0 holds the log and the result of this audit; this is rank {self._ranks.rank}, so call it on rank 0"
+            )
+        return self._held
+
+    @property
+    def is_here(self) -> bool:
+        """Whether this rank holds the log."""
+        return self._held is not None
+
+    @property
+    def state(self) -> LogState:
+        """How far the log is, on any rank."""
+        return self._state if self._held is None else LogState.of(self._held)
+
+    def append(self, item: Round) -> None:
+        """Record a round."""
+        if self._held is not None:
+            self._held.append(item)
+        else:
+            self._state = LogState(item.number, self._state.observed + (not item.skipped))
+
+    def finish(self, item: Final) -> None:
+        """Record the final model."""
+        if self._held is not None:
+            self._held.finish(item)
+        else:
+            self._state = replace(self._state, finished=True)
+
+    def rewind_to(self, number: int) -> None:
+        """Remove the rounds after `number`, and the final model."""
+        if self._held is not None:
+            self._held.rewind_to(number)
+        self._state = LogState(**self._ranks.gather(lambda: asdict(self.state))[0])
+
+    def sync(self) -> None:
+        """Return once every record is on disk."""
+        if self._held is not None:
+            self._held.sync()
+
+
+@dataclass(frozen=True)
+class OpenedRun:
+    """A run that is recorded: its directory, if it has one, its log, and what was stated and committed to before round 1."""
+
+    directory: RunDirectory | None
+    log: SharedLog
+    statement: Statement
+    commitment: Commitment
+
+
+def open_run(
+    directory: RunDirectory | Path | str | None,
+    seed: SupportsIndex | bytes,
+    settings: Settings,
+    statement: Statement,
+    ranks: Ranks,
+) -> OpenedRun:
+    """Commit to the settings and open the log: in the directory, which may hold earlier rounds, or in memory.
+
+    Every rank calls it; only rank 0 opens anything.
+    """
+    opened: list[tuple[RunDirectory | None, RoundLog]] = []
+
+    def open_here() -> dict[str, Any] | None:
+        if ranks.rank:
+            return None
+        home, stated, log = directory, statement, RoundLog()
+        if isinstance(home, Path | str):
+            home = RunDirectory(Path(home))
+        if home is None:
+            commitment = Commitment.to(seed, settings, stated)
+        else:
+            try:
+                commitment = home.commit(seed, settings, stated)
+                stated, log = home.read_statement(), home.open_log()
+            except BaseException:
+                if home is not directory:
+                    home.close()  # otherwise it stays locked for as long as the error is kept
+                raise
+        opened.append((home, log))
+        return {"commitment": vars(commitment), "statement": vars(stated), "state": asdict(LogState.of(log))}
+
+    run = ranks.gather(open_here)[0]
+    home, held = opened[0] if opened else (None, None)
+    log = SharedLog(held, LogState(**run["state"]), ranks)
+    return OpenedRun(home, log, Statement(**run["statement"]), Commitment.from_dict(run["commitment"]))
