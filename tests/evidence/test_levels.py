@@ -14,7 +14,12 @@ from coalmine.evidence import levels
 from coalmine.evidence.gauges import coordinate_gauge, gauge, gauge_reader
 from coalmine.evidence.gauges.gauge_reader import GaugeReader
 from coalmine.evidence.views import read_log
-from coalmine.verdict import alarm, verdict
+from coalmine.verdict import alarm, claim_context, rung_claim
+from coalmine.verdict.findings.amplified import Accounting
+from coalmine.verdict.findings.checks import ClientTooLoud, SilentCoordinates
+from coalmine.verdict.findings.finding import all_findings
+from coalmine.verdict.findings.noise import LessThanStated, StatedTooLittle
+from coalmine.verdict.outcome import VIOLATION
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "explanation" / "verdicts.md"
@@ -34,10 +39,10 @@ def test_the_levels_of_the_alarm_add_up_to_at_most_a_quarter_percent():
 def test_the_tests_use_the_levels_of_the_ledger():
     """The sum above is of the numbers that the tests themselves compare p-values with."""
     by_code = {entry.code: entry.level for entry in levels.LEDGER}
-    assert by_code["mean, composed"] == pytest.approx(verdict.TEST_LEVEL * len(verdict.KNOWN))
-    assert by_code["bound"] == pytest.approx(verdict.BOUND_LEVEL)
-    assert pytest.approx(1 - verdict.BOUND_LEVEL / 5) == verdict.BOUND_CONFIDENCE
-    assert by_code["round"] == pytest.approx(verdict.SCAN_LEVEL)
+    assert by_code["mean, composed"] == pytest.approx(rung_claim.TEST_LEVEL * len(rung_claim.KNOWN))
+    assert by_code["bound"] == pytest.approx(claim_context.BOUND_LEVEL)
+    assert pytest.approx(1 - claim_context.BOUND_LEVEL / 5) == rung_claim.BOUND_CONFIDENCE
+    assert by_code["round"] == pytest.approx(rung_claim.SCAN_LEVEL)
     assert by_code["gauge"] == pytest.approx(gauge.LEVEL * sum(levels.PROOFS.values()))
     assert by_code["sampler"] == pytest.approx(sampler_tests.LEVEL * levels.SAMPLER_TESTS)
     assert (GaugeReader.gauges.__defaults__ or ())[0] == gauge.LEVEL == gauge_reader.LEVEL
@@ -50,17 +55,11 @@ def test_the_tests_use_the_levels_of_the_ledger():
 
 
 def test_every_code_of_a_violation_is_in_the_ledger():
-    """From the source: each Verdict(outcome=VIOLATION, code=…), but for those in which no chance is involved."""
-    certain = {"stated", "accounting"}
-    found = set()
-    for path in (ROOT / "src" / "coalmine" / "audit").glob("*.py"):
-        for call in _calls(path, "Verdict"):
-            arguments = {one.arg: one.value for one in call.keywords}
-            if "VIOLATION" in ast.unparse(arguments.get("outcome", ast.Constant(""))):
-                found.add(ast.literal_eval(arguments["code"]))
+    """But for those in which no chance is involved, those that wrap another, and those of checks of a function."""
+    certain = (Accounting, StatedTooLittle, LessThanStated, SilentCoordinates, ClientTooLoud)
+    refuting = [each for each in all_findings() if each.outcome == VIOLATION]
     listed = {code for entry in (*levels.LEDGER, *levels.ALARM_LEDGER) for code in entry.code.split(", ")}
-    assert {"mean", "bound", "round"} < found
-    assert found - certain <= listed
+    assert {each.code for each in refuting if not issubclass(each, certain)} == listed
 
 
 def test_every_gauge_that_can_prove_missing_noise_is_in_the_ledger():
