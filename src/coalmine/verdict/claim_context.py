@@ -17,7 +17,7 @@ from coalmine.evidence.stated_noise import RoundScores, StatedNoise
 from coalmine.verdict.claim import Claim
 from coalmine.verdict.round_limits import composed_epsilon
 
-# A true claim is called VIOLATION in at most 1 % of runs: evidence/levels.py adds up the levels of all tests.
+# A true claim is called VIOLATION in at most 1 % of runs: level_ledger.py lists the levels of all tests.
 BOUND_LEVEL = levels.BOUND_LEVEL
 ROUNDED = 1.005  # printed epsilons are rounded: a claim is refuted only beyond this factor
 

@@ -70,7 +70,7 @@ class PowerOutOfReach(Measured, Doubt):
 
     code = "power"
     meaning = "no number of canaries catches twice the claim in this dimension"
-    remedy = "audit more coordinates, or a larger claim"
+    remedy = "audit more parameters, or make a larger claim"
     headline = TOO_WEAK
 
     def sentence(self) -> str:
