@@ -240,10 +240,10 @@ def finding_rows(kind: str) -> str:
     """A table of the findings of one outcome; or, for `amplified`, of those about claims amplified by sampling."""
     sampled = [one for one in all_findings() if one.__module__ == amplified.__name__]
     if kind == "amplified":
-        lines = [f"| `{one.code}` | {one.outcome} | {one.meaning} | {one.remedy} |" for one in sampled]
+        lines = [f"| `{one.code}` | {one.outcome} | {one.meaning()} | {one.remedy} |" for one in sampled]
         return "\n".join(["| `code` | outcome | meaning | what to do |", "|---|---|---|---|", *lines])
     others = [one for one in all_findings() if one.outcome == kind and one not in sampled]
-    lines = [f"| `{one.code}` | {one.meaning} | {one.remedy} |" for one in others]
+    lines = [f"| `{one.code}` | {one.meaning()} | {one.remedy} |" for one in others]
     return "\n".join(["| `code` | meaning | what to do |", "|---|---|---|", *lines])
 
 

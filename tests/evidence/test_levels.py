@@ -67,7 +67,7 @@ def test_every_code_of_a_violation_is_in_the_ledger():
 def test_every_gauge_that_can_prove_missing_noise_is_in_the_ledger():
     """From the source: the names of all gauges whose status can be "low"."""
     proving, others = set(), set()
-    for path in (ROOT / "src" / "coalmine" / "audit").glob("*_gauges.py"):
+    for path in (ROOT / "src" / "coalmine" / "evidence" / "gauges").glob("*_gauges.py"):
         tree = ast.parse(path.read_text())
         for function in [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]:
             for call in [node for node in ast.walk(function) if _is_call(node, "Gauge")]:

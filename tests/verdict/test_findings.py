@@ -36,11 +36,10 @@ def test_a_stored_verdict_is_read_as_the_same_finding(kind):
 
 def test_a_finding_has_its_sentence_its_advice_and_its_row(kind):
     finding = example(kind)
-    for text in (finding.sentence(), finding.advice(), kind.meaning, kind.remedy):
+    for text in (finding.sentence(), finding.advice(), kind.meaning(), kind.remedy):
         assert text
         assert "\n" not in text
         assert "None" not in text
-    assert kind.__doc__
     assert repr(Verdict(finding=finding)).startswith(f"{kind.outcome} ({kind.code}): ")
     assert not issubclass(kind, Doubt) or kind.headline
 
@@ -94,7 +93,7 @@ def test_the_pages_list_every_code():
     pages = [ROOT / "docs" / "explanation" / f"{name}.md" for name in ("verdicts", "amplification")]
     text = "".join(with_parts(page.read_text(encoding="utf-8")) for page in pages)
     for each in all_findings():
-        row = re.search(rf"^\| `{each.code}` \| .*{re.escape(each.meaning)}", text, flags=re.MULTILINE)
+        row = re.search(rf"^\| `{each.code}` \| .*{re.escape(each.meaning())}", text, flags=re.MULTILINE)
         assert row or each.outcome == "PASS", each.__name__
 
 

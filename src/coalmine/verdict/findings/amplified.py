@@ -39,11 +39,9 @@ class Accounting:
 
 @dataclass(frozen=True, kw_only=True)
 class Accounted(Accounting, Support):
-    """The accountant's epsilon is no more than the claimed one."""
+    """The accountant's ε is no more than the claimed one."""
 
     code = "accounted"
-    meaning = "the accountant's ε is no more than the claimed one"
-    remedy = "nothing"
 
     def sentence(self) -> str:
         return f"{self.result}, and the claim is {self.claimed_epsilon:.4g}"
@@ -51,10 +49,9 @@ class Accounted(Accounting, Support):
 
 @dataclass(frozen=True, kw_only=True)
 class AccountedAboveClaim(Accounting, Refutation):
-    """The accountant's epsilon is more than the claimed one."""
+    """The accountant's ε is above the claimed one."""
 
     code = "accounting"
-    meaning = "the accountant's ε is above the claimed one"
     remedy = "account again with the noise, the scheme and the rounds of this run"
 
     def sentence(self) -> str:
@@ -66,10 +63,9 @@ class AccountedAboveClaim(Accounting, Refutation):
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduleAboveClaim(AccountedAboveClaim):
-    """The accountant's epsilon for the noise that the rounds state is more than the claimed one."""
+    """The stated noise of the rounds composes to more than the claim."""
 
     code = "stated"
-    meaning = "the stated noise of the rounds composes to more than the claim"
 
     def sentence(self) -> str:
         return composed_for(self.scheme, self.epsilon, self.claimed_epsilon)
@@ -77,10 +73,9 @@ class ScheduleAboveClaim(AccountedAboveClaim):
 
 @dataclass(frozen=True, kw_only=True)
 class EpsilonInRange(Accounting, Doubt):
-    """The exact epsilon of the scheme is unknown, and the claim lies in its range."""
+    """The exact ε of this scheme is unknown, and the claim lies in its range."""
 
     code = "range"
-    meaning = "the exact ε of this scheme is unknown, and the claim lies in its range"
     remedy = "use Poisson sampling or random allocation, or claim the upper end"
     headline = "the exact ε of this sampling scheme is not known"
 
@@ -113,8 +108,6 @@ class NoiseAsClaimed(NoisePower, Support):
     """The rounds had the noise that the claim needs."""
 
     code = "sampled power"
-    meaning = "the rounds had the noise that the claim needs"
-    remedy = "nothing"
 
     def sentence(self) -> str:
         return (
@@ -125,10 +118,9 @@ class NoiseAsClaimed(NoisePower, Support):
 
 @dataclass(frozen=True, kw_only=True)
 class TooFewScores(NoisePower, Doubt):
-    """The scores are too few to detect noise with twice the claimed epsilon."""
+    """Too few canaries to catch noise with twice the claimed ε."""
 
     code = "sampled power"
-    meaning = "too few canaries to catch noise with twice the claimed ε"
     remedy = "use more canaries (`coalmine plan`)"
     headline = "there are too few canaries to confirm the noise"
 
@@ -152,7 +144,6 @@ class RoundsUnobserved(Doubt):
     """Some rounds that the claim covers were not observed."""
 
     code = "unobserved"
-    meaning = "some rounds that the claim covers were not observed"
     remedy = "observe every round, or claim for the rounds that there were"
     headline = "some of the rounds that it covers were not observed"
     rounds: int
@@ -173,10 +164,9 @@ class RoundsUnobserved(Doubt):
 
 @dataclass(frozen=True, kw_only=True)
 class SamplerNotObserved(Doubt):
-    """The pipeline's own sampler did not pick the canaries."""
+    """Nobody observed how the pipeline picks people."""
 
     code = "sampler not observed"
-    meaning = "nobody observed how the pipeline picks people"
     remedy = "let the pipeline's sampler pick the canaries"
     headline = "nobody observed how the pipeline picks people"
     scheme: str
@@ -206,10 +196,9 @@ class Picks:
 
 @dataclass(frozen=True, kw_only=True)
 class DividedByCohort(Picks, Doubt):
-    """The sum is divided by the number of participants."""
+    """The sum is divided by the number of participants, which the accounting does not cover."""
 
     code = "divisor"
-    meaning = "the sum is divided by the number of participants, which the accounting does not cover"
     remedy = "divide the sum by a fixed number, not by how many took part"
     headline = "the sum is divided by the number of people who took part, which its accounting does not cover"
 
@@ -237,8 +226,6 @@ class SampledAsClaimed(PicksPower, Support):
     """The sampler picked canaries as the scheme does."""
 
     code = "sampled"
-    meaning = "the sampler picked canaries as the scheme does"
-    remedy = "nothing"
 
     def sentence(self) -> str:
         text = f"the sampler picked canaries {self.picks} times, as {self.scheme} would"
@@ -257,7 +244,6 @@ class TooFewPicks(PicksPower, Doubt):
     """The sampler picked too few canaries."""
 
     code = "picks"
-    meaning = "the sampler picked too few canaries"
     remedy = "use more canaries"
     headline = "the sampler picked too few canaries to judge it"
 
@@ -300,10 +286,9 @@ class OtherSampler(Significance, Picks):
 
 @dataclass(frozen=True, kw_only=True)
 class SamplerAboveClaim(OtherSampler, Refutation):
-    """The observed sampler has an epsilon above the claim."""
+    """The sampler does something else than claimed, and its ε is above the claim."""
 
     code = "sampler"
-    meaning = "the sampler does something else than claimed, and its ε is above the claim"
     remedy = "account for the observed scheme, or fix the sampler"
 
     def sentence(self) -> str:
@@ -315,10 +300,9 @@ class SamplerAboveClaim(OtherSampler, Refutation):
 
 @dataclass(frozen=True, kw_only=True)
 class SamplerUnclear(OtherSampler, Doubt):
-    """The observed sampler may have an epsilon above the claim."""
+    """The sampler does something else than claimed, and its ε may be above the claim."""
 
     code = "sampler"
-    meaning = "the sampler does something else than claimed, and its ε may be above the claim"
     remedy = "account for the observed scheme, or fix the sampler"
     headline = "the sampler does not follow the claimed scheme, and the ε of its own scheme is not known accurately"
 
@@ -331,11 +315,9 @@ class SamplerUnclear(OtherSampler, Doubt):
 
 @dataclass(frozen=True, kw_only=True)
 class SamplerAllowed(OtherSampler, Support):
-    """The observed sampler is not the claimed one, but its epsilon is no more than the claim."""
+    """The sampler does something else than claimed, and its ε is at most the claim."""
 
     code = "sampler allowed"
-    meaning = "the sampler does something else than claimed, and its ε is at most the claim"
-    remedy = "nothing"
 
     def sentence(self) -> str:
         _, high = self.epsilon_range
@@ -347,11 +329,12 @@ class SamplerAllowed(OtherSampler, Support):
 
 @dataclass(frozen=True, kw_only=True)
 class AllPartsAgree(Support):
-    """Accounting, noise and sampling support the claim; `seen` is the pattern of a sampler that is harmless."""
+    """Accounting, noise and sampling support the claim.
+
+    `seen` is the pattern of a sampler that is harmless.
+    """
 
     code = "legs"
-    meaning = "accounting, noise and sampling support the claim"
-    remedy = "nothing"
     claimed_epsilon: float
     scheme: str
     accountant: str

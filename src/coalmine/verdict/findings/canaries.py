@@ -12,7 +12,6 @@ class Undetected(Doubt):
     """The mean score is no more than chance."""
 
     code = "undetected"
-    meaning = "the mean score is no more than chance"
     remedy = "check the seed, the sign of the updates, and that `others` does not contain the canaries"
     headline = "the canaries were not detected, so the claim is not confirmed"
     score: float
@@ -40,7 +39,6 @@ class EqualScores(Doubt):
     """All scores are equal, or there is one canary."""
 
     code = "constant"
-    meaning = "all scores are equal, or there is one canary"
     remedy = "use at least 10 canaries"
     headline = "there are too few canaries to judge it"
     canaries: int
@@ -55,10 +53,9 @@ class EqualScores(Doubt):
 
 @dataclass(frozen=True, kw_only=True)
 class UnevenScores(Doubt):
-    """The scores spread more than those of canaries that all count equally."""
+    """The canaries' scores spread too much: some were lost, or count for more."""
 
     code = "uneven"
-    meaning = "the canaries' scores spread too much: some were lost, or count for more"
     remedy = "find out which canaries did not arrive"
     headline = "the canaries did not all count equally, so the claim is not confirmed"
     spread: float  # std of the canaries' scores, over that of the noise
@@ -79,7 +76,6 @@ class ShortCanaries(Doubt):
     """The canaries arrive shorter than the declared clip norm."""
 
     code = "short"
-    meaning = "the canaries arrive shorter than the declared clip norm"
     remedy = "check their way through the clip, and the units of `clip_norm`"
     headline = "the canaries arrived shorter than declared, so the claim is not confirmed"
     length: float  # norm of the canaries, over the declared one

@@ -7,10 +7,9 @@ from coalmine.verdict.findings.finding import Doubt, Refutation, Significance
 
 @dataclass(frozen=True, kw_only=True)
 class SilentCoordinates(Significance, Refutation):
-    """Coordinates to which no client contributes are released without noise."""
+    """Coordinates to which no client contributes are released without noise (a check of a function)."""
 
     code = "silent"
-    meaning = "coordinates to which no client contributes are released without noise (a check of a function)"
     remedy = "add noise to every coordinate that is released"
     factor: float  # share of those coordinates
 
@@ -23,10 +22,12 @@ class SilentCoordinates(Significance, Refutation):
 
 @dataclass(frozen=True, kw_only=True)
 class ClientTooLoud(Significance, Refutation):
-    """One client contributes more than the claim implies; contributions are in standard deviations of the noise."""
+    """One client contributes more than the claim implies (a check of a function).
+
+    Contributions are in standard deviations of the noise.
+    """
 
     code = "client"
-    meaning = "one client contributes more than the claim implies (a check of a function)"
     remedy = "clip every client's whole update"
     score: float
     claimed_score: float
@@ -42,10 +43,9 @@ class ClientTooLoud(Significance, Refutation):
 
 @dataclass(frozen=True, kw_only=True)
 class NoiseFollowsData(Doubt):
-    """The noise depends on the norms of the updates."""
+    """The noise depends on the norms of the updates (a check of a function)."""
 
     code = "noise follows data"
-    meaning = "the noise depends on the norms of the updates (a check of a function)"
     remedy = "size the noise by the clip norm alone"
     factor: float
 
@@ -58,10 +58,9 @@ class NoiseFollowsData(Doubt):
 
 @dataclass(frozen=True, kw_only=True)
 class ShrunkByOthers(Doubt):
-    """Long updates shrink those of other clients."""
+    """Long updates shrink those of other clients (a check of a function)."""
 
     code = "shrunk"
-    meaning = "long updates shrink those of other clients (a check of a function)"
     remedy = "scale each update by its own norm"
     length: float  # that is left of an update within the clip norm
 

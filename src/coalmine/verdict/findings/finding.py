@@ -19,13 +19,12 @@ class Finding:
     """The reason of a verdict. Each subclass with a `code` is one reason, and its fields are the facts of that reason.
 
     `code` is the reason in one word, for programs. Several classes may share it, if their outcomes or their facts differ.
-    `meaning` and `remedy` are its row in the documentation: what it means, and what to do. `rung` is set if only that rung
-    can decide so.
+    Its row in the documentation is the first paragraph of its docstring, which says what it means, and `remedy`, what to do.
+    `rung` is set if only that rung can decide so.
     """
 
     code: ClassVar[str]
     outcome: ClassVar[Outcome]
-    meaning: ClassVar[str]
     remedy: ClassVar[str]
     rung: ClassVar[str | None] = None
 
@@ -40,6 +39,11 @@ class Finding:
     def ending(self, evidence: Sequence[str]) -> str:
         """The end of the sentence; it names other rungs and gauges with the same outcome."""
         return ""
+
+    @classmethod
+    def meaning(cls) -> str:
+        """What the finding means: the first paragraph of its docstring, as one line."""
+        return " ".join((cls.__doc__ or "").partition("\n\n")[0].split())
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -64,6 +68,7 @@ class Support(Finding):
     """A finding that supports the claim, or a part of it."""
 
     outcome = PASS
+    remedy = "nothing"
 
     def advice(self) -> str:
         return "Keep this report with the model."

@@ -32,10 +32,9 @@ class GaugeReading:
 
 @dataclass(frozen=True, kw_only=True)
 class NoiseRemovable(GaugeReading, Refutation):
-    """A gauge proves that an attacker can remove the noise."""
+    """A gauge proves that the attacker can remove the noise."""
 
     code = "gauge"
-    meaning = "a gauge proves that the attacker can remove the noise"
     remedy = "look at the gauge ([gauges](gauges.md))"
 
     def sentence(self) -> str:
@@ -47,7 +46,6 @@ class NoisePartlyLeft(NoiseRemovable):
     """A gauge proves that too little of the stated noise protects a client."""
 
     code = "gauge"
-    meaning = "a gauge proves that too little of the stated noise protects a client"
     noise_left: float  # upper limit, as a share of the stated noise
     epsilon: float
     measured_noise: float | None = None  # noise multiplier that is left at most; None in a check of a function
@@ -62,10 +60,9 @@ class NoisePartlyLeft(NoiseRemovable):
 
 @dataclass(frozen=True, kw_only=True)
 class OutsideLimits(GaugeReading, Doubt):
-    """A gauge is outside its limits without proving that noise is missing."""
+    """A gauge is outside its limits."""
 
     code = "gauge"
-    meaning = "a gauge is outside its limits"
     remedy = "look at the gauge: more noise than stated, a wrong law, correlated draws, an incomplete `others`"
     headline = "the noise does not look as stated, so the claim is not confirmed"
 
@@ -97,7 +94,6 @@ class LongResidual(OutsideLimits):
     """The residual is longer than the stated noise."""
 
     code = "gauge"
-    meaning = "the residual is longer than the stated noise"
     remedy = "check that `others` holds every real client, and that the clip bounds every update"
     length: float  # of the residual, over that of the stated noise
 
@@ -114,10 +110,9 @@ class LongResidual(OutsideLimits):
 
 @dataclass(frozen=True, kw_only=True)
 class Untrained(Doubt):
-    """Nothing was trained."""
+    """No weight moved, no layer had a gradient, or no layer had both: nothing was trained."""
 
     code = "training"
-    meaning = "no weight moved, no layer had a gradient, or no layer had both: nothing was trained"
     remedy = "check the optimizer's parameters and the loss ([fine-tuning](../how-to/fine-tuning.md))"
     headline = "nothing was trained, so the claim is not confirmed for a trained model"
     gauge: str

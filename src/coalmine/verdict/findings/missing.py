@@ -13,7 +13,6 @@ class NothingClaimed(Doubt):
     """Nothing was claimed."""
 
     code = "no claim"
-    meaning = "nothing was claimed"
     remedy = "state the ε before training: `claim=3.0`"
 
     def sentence(self) -> str:
@@ -22,10 +21,9 @@ class NothingClaimed(Doubt):
 
 @dataclass(frozen=True, kw_only=True)
 class NoCanaries(Doubt):
-    """No round with a canary was observed."""
+    """No round with a canary in it was observed."""
 
     code = "no canaries"
-    meaning = "no round with a canary in it was observed"
     remedy = "check `present`"
     headline = "no round with a canary was observed"
 
@@ -35,10 +33,9 @@ class NoCanaries(Doubt):
 
 @dataclass(frozen=True, kw_only=True)
 class OthersMissing(Doubt):
-    """Some observed rounds lack `others`."""
+    """`others` was not given in every round."""
 
     code = "others"
-    meaning = "`others` was not given in every round"
     remedy = "pass it in every round, also in rounds without canaries"
     headline = NO_OTHERS
     rounds: int
@@ -49,10 +46,9 @@ class OthersMissing(Doubt):
 
 @dataclass(frozen=True, kw_only=True)
 class OthersNeeded(Doubt):
-    """Without `others`, real updates could hide missing noise."""
+    """`others` was not given, so real updates could hide missing noise."""
 
     code = "others"
-    meaning = "`others` was not given, so real updates could hide missing noise"
     remedy = (
         "pass the clipped sum of the real clients, divided by the same n and scaled by the same learning rate; or "
         "`clients=`"
@@ -68,10 +64,9 @@ class OthersNeeded(Doubt):
 
 @dataclass(frozen=True, kw_only=True)
 class OthersNeededForCorrelatedNoise(Doubt):
-    """Only an attacker with `others` undoes the noise's correlation."""
+    """The noise is correlated between rounds, and `others` was not given."""
 
     code = "others"
-    meaning = "the noise is correlated between rounds, and `others` was not given"
     remedy = "pass the clipped sum of the real clients"
     headline = NO_OTHERS
     correlated: bool
@@ -88,7 +83,6 @@ class OthersWrong(Doubt):
     """`others` is not what the rounds summed."""
 
     code = "others"
-    meaning = "`others` is not what the rounds summed"
     remedy = "pass the clipped sum of the real clients, divided by the same n and scaled by the same learning rate"
     headline = NO_OTHERS
     factor: float  # by which `others` must be multiplied
@@ -104,10 +98,9 @@ class OthersWrong(Doubt):
 
 @dataclass(frozen=True, kw_only=True)
 class NoiseStdMissing(Doubt):
-    """Some observed rounds lack `noise_std`."""
+    """An observed round does not state its noise."""
 
     code = "noise_std"
-    meaning = "an observed round does not state its noise"
     remedy = "pass `noise_std` in every round, also in rounds without canaries"
     headline = NO_NOISE_STD
     rounds: int
@@ -118,10 +111,9 @@ class NoiseStdMissing(Doubt):
 
 @dataclass(frozen=True, kw_only=True)
 class NoiseStdNeeded(Doubt):
-    """Only the stated noise can show that `others` is complete."""
+    """No round states its noise, so what `others` lacks could hide missing noise."""
 
     code = "noise_std"
-    meaning = "no round states its noise, so what `others` lacks could hide missing noise"
     remedy = "pass `noise_std` in every round"
     headline = NO_NOISE_STD
 
@@ -137,7 +129,6 @@ class ParticipationsUnknown(Doubt):
     """Nobody said how often a client takes part."""
 
     code = "participations"
-    meaning = "nobody said how often a client takes part"
     remedy = "`Claim(epsilon, participations=…)`"
     headline = "the claim does not say how often a client takes part"
     claimed_epsilon: float
@@ -153,13 +144,11 @@ class ParticipationsUnknown(Doubt):
 
 @dataclass(frozen=True, kw_only=True)
 class PipelineDiffers(Doubt):
-    """The pipeline itself saw that an audited item is not as claimed."""
+    """The integration saw that the pipeline is not as claimed: examples that were not clipped, a row twice in a
+    step, batches without a step.
+    """
 
     code = "pipeline"
-    meaning = (
-        "the integration saw that the pipeline is not as claimed: examples that were not clipped, a row twice in a step, "
-        "batches without a step"
-    )
     remedy = "fix what the reason names"
     headline = "the pipeline differs from the claim, so the claim is not confirmed"
     item: str

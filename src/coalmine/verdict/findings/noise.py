@@ -21,12 +21,9 @@ class LittleNoise(Refutation):
 
 @dataclass(frozen=True, kw_only=True)
 class MeanTooHigh(Significance, LittleNoise):
-    """The mean score lies above the one that the claim implies."""
+    """The mean score of `known-round` or `known-others` lies above the claim's 1/z: a one-sided noncentral t test."""
 
     code = "mean"
-    meaning = (
-        "the mean score of `known-round` or `known-others` lies above the claim's 1/z: a one-sided noncentral t test"
-    )
     remedy = "look for missing noise, or for updates that are not clipped"
     score: float  # per presentation
     claimed_score: float
@@ -40,10 +37,9 @@ class MeanTooHigh(Significance, LittleNoise):
 
 @dataclass(frozen=True, kw_only=True)
 class BoundAboveClaim(LittleNoise):
-    """A valid lower bound lies above the claim."""
+    """A lower bound that holds for any law of the scores lies above the claim, on any rung."""
 
     code = "bound"
-    meaning = "a lower bound that holds for any law of the scores lies above the claim, on any rung"
     remedy = "look for missing noise, or for updates that are not clipped"
     lower_bound: float
     confidence: float
@@ -60,12 +56,11 @@ class BoundAboveClaim(LittleNoise):
 
 @dataclass(frozen=True, kw_only=True)
 class ComposedAboveClaim(LittleNoise):
-    """The most noise that the scores of the rounds allow composes to more than the claim."""
+    """The noise that the scores allow, in groups of rounds that state similar noise, composes to more than the
+    claim.
+    """
 
     code = "composed"
-    meaning = (
-        "the noise that the scores allow, in groups of rounds that state similar noise, composes to more than the claim"
-    )
     remedy = "look for rounds with less noise than they state"
     epsilon: float
     claimed_epsilon: float
@@ -80,10 +75,9 @@ class ComposedAboveClaim(LittleNoise):
 
 @dataclass(frozen=True, kw_only=True)
 class RoundAboveClaim(Significance, LittleNoise):
-    """Single rounds have less noise than they state, and they alone exceed the claim."""
+    """Single rounds have less noise than they state, and one of them alone exceeds the claim."""
 
     code = "round"
-    meaning = "single rounds have less noise than they state, and one of them alone exceeds the claim"
     remedy = "look at the rounds that it names"
     score: float
     claimed_score: float
@@ -101,12 +95,11 @@ class RoundAboveClaim(Significance, LittleNoise):
 
 @dataclass(frozen=True, kw_only=True)
 class StatedTooLittle(LittleNoise):
-    """The noise that the rounds state is less than the claim needs; no chance is involved."""
+    """The stated noise itself composes to more than the claim; the clip norm must be declared. No chance is
+    involved.
+    """
 
     code = "stated"
-    meaning = (
-        "the stated noise itself composes to more than the claim; the clip norm must be declared. No chance is involved"
-    )
     remedy = "add noise, or claim the ε of the stated noise"
     measured_noise: float  # in the rounds with the least noise
     claimed_noise: float
@@ -128,10 +121,9 @@ class StatedTooLittle(LittleNoise):
 
 @dataclass(frozen=True, kw_only=True)
 class EvidenceOfLess(LittleNoise):
-    """An alarm during training: the scores so far are far likelier with less noise than claimed."""
+    """During training, the scores so far are far likelier with less noise ([alarm](../how-to/alarm.md))."""
 
     code = "evidence"
-    meaning = "during training, the scores so far are far likelier with less noise ([alarm](../how-to/alarm.md))"
     remedy = "stop, and look for missing noise, or for updates that are not clipped"
     score: float
     claimed_score: float
@@ -154,10 +146,9 @@ class EvidenceOfLess(LittleNoise):
 
 @dataclass(frozen=True, kw_only=True)
 class LessThanStated(Refutation):
-    """Nothing was claimed, and another finding refutes the epsilon of the stated noise."""
+    """Nothing was claimed, and there is less noise than the rounds state."""
 
     code = "less noise"
-    meaning = "nothing was claimed, and there is less noise than the rounds state"
     remedy = "look for missing noise, or state the noise that is added"
     refuted: Refutation
 
@@ -185,10 +176,9 @@ class LessThanStated(Refutation):
 
 @dataclass(frozen=True, kw_only=True)
 class StatedNoiseVaries(Doubt):
-    """The stated noise varies, and its weakest rounds may have less noise than the claim needs."""
+    """The stated noise varies, and the weakest rounds may not support the claim."""
 
     code = "stated"
-    meaning = "the stated noise varies, and the weakest rounds may not support the claim"
     remedy = "pass `clip_norm` in the units of `model_delta` to decide this"
     headline = "the stated noise varies, and some rounds may have too little"
     measured_noise: float
@@ -204,10 +194,9 @@ class StatedNoiseVaries(Doubt):
 
 @dataclass(frozen=True, kw_only=True)
 class WeakRounds(Significance, Doubt):
-    """Single rounds have less noise than they state; the claim may still hold."""
+    """Single rounds have less noise than they state, and the claim would not hold with what they measure."""
 
     code = "weak rounds"
-    meaning = "single rounds have less noise than they state, and the claim would not hold with what they measure"
     remedy = "look at these rounds; state their noise"
     rounds: int
     first_round: int

@@ -20,11 +20,9 @@ class Measured:
 
 @dataclass(frozen=True, kw_only=True)
 class EnoughPower(Measured, Support):
-    """Nothing refutes the claim, and twice the claim would have been detected."""
+    """Nothing refutes the claim, and twice the claimed ε would have been detected."""
 
     code = "power"
-    meaning = "nothing refutes the claim, and twice the claimed ε would have been detected"
-    remedy = "nothing"
     participations: int | None = None
 
     def sentence(self) -> str:
@@ -34,10 +32,9 @@ class EnoughPower(Measured, Support):
 
 @dataclass(frozen=True, kw_only=True)
 class DetectableInCalls(EnoughPower):
-    """A check of a function passed: its power, in terms of epsilon."""
+    """A check of a function measures no more than claimed."""
 
     code = "power"
-    meaning = "a check of a function measures no more than claimed"
     detectable_epsilon: float
 
     def sentence(self) -> str:
@@ -46,10 +43,9 @@ class DetectableInCalls(EnoughPower):
 
 @dataclass(frozen=True, kw_only=True)
 class TooFewCanaries(Measured, Doubt):
-    """More canaries would decide the claim."""
+    """Too few canaries to catch twice the claim."""
 
     code = "power"
-    meaning = "too few canaries to catch twice the claim"
     remedy = "use as many canaries as the reason says"
     headline = TOO_WEAK
     canaries_needed: int
@@ -66,10 +62,9 @@ class TooFewCanaries(Measured, Doubt):
 
 @dataclass(frozen=True, kw_only=True)
 class PowerOutOfReach(Measured, Doubt):
-    """No number of canaries would decide the claim in this dimension."""
+    """No number of canaries catches twice the claim in this dimension."""
 
     code = "power"
-    meaning = "no number of canaries catches twice the claim in this dimension"
     remedy = "audit more parameters, or make a larger claim"
     headline = TOO_WEAK
 
@@ -79,11 +74,10 @@ class PowerOutOfReach(Measured, Doubt):
 
 @dataclass(frozen=True, kw_only=True)
 class PowerHidden(PowerOutOfReach):
-    """No number of canaries would decide the claim, because real updates can hide missing noise from known-round."""
+    """Real updates can hide too much for any number of canaries."""
 
     code = "power"
     rung = "known-round"
-    meaning = "real updates can hide too much for any number of canaries"
     remedy = "pass `others`, so that `known-others` can decide"
 
     def sentence(self) -> str:
@@ -95,10 +89,9 @@ class PowerHidden(PowerOutOfReach):
 
 @dataclass(frozen=True, kw_only=True)
 class TooFewCalls(Measured, Doubt):
-    """A check of a function has too little power: what it would have detected, in terms of epsilon."""
+    """A check of a function had too few calls to catch twice the claim."""
 
     code = "power"
-    meaning = "a check of a function had too few calls to catch twice the claim"
     remedy = "raise `clients` or `most_calls`"
     headline = TOO_WEAK
     detectable_epsilon: float
@@ -112,10 +105,9 @@ class TooFewCalls(Measured, Doubt):
 
 @dataclass(frozen=True, kw_only=True)
 class WeakAttacker(Doubt):
-    """A rung's attacker is too weak to confirm a claim."""
+    """This rung's attacker cannot confirm a claim (a rung's own verdict)."""
 
     code = "weak"
-    meaning = "this rung's attacker cannot confirm a claim (a rung's own verdict)"
     remedy = "look at `known-others`"
     headline = TOO_WEAK
 
@@ -125,10 +117,9 @@ class WeakAttacker(Doubt):
 
 @dataclass(frozen=True, kw_only=True)
 class PossiblyHidden(Doubt):
-    """Scores alone cannot show how much real updates hide."""
+    """Scores without their run (`coalmine estimate`) do not show how much real updates hide."""
 
     code = "hidden"
-    meaning = "scores without their run (`coalmine estimate`) do not show how much real updates hide"
     remedy = "audit the run, with `others`"
 
     def sentence(self) -> str:
@@ -137,10 +128,9 @@ class PossiblyHidden(Doubt):
 
 @dataclass(frozen=True, kw_only=True)
 class NoClosedForm(Doubt):
-    """The lower bound does not refute the claim, and unobserved scores cannot confirm one."""
+    """Unobserved scores are no exact null, so they cannot confirm a claim (`coalmine estimate`)."""
 
     code = "no closed form"
-    meaning = "unobserved scores are no exact null, so they cannot confirm a claim (`coalmine estimate`)"
     remedy = "give the null in closed form, `--dim` or `--null-std`"
     confidence: float
     ceiling: float | None = None  # largest lower bound of this many scores, if it lies below the claim
