@@ -144,9 +144,7 @@ class ParticipationsUnknown(Doubt):
 
 @dataclass(frozen=True, kw_only=True)
 class PipelineDiffers(Doubt):
-    """The integration saw that the pipeline is not as claimed: examples that were not clipped, a row twice in a
-    step, batches without a step.
-    """
+    """The integration saw that the pipeline is not as claimed, such as examples not clipped, or a row twice in a step."""
 
     code = "pipeline"
     remedy = "fix what the reason names"

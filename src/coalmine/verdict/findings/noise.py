@@ -56,9 +56,7 @@ class BoundAboveClaim(LittleNoise):
 
 @dataclass(frozen=True, kw_only=True)
 class ComposedAboveClaim(LittleNoise):
-    """The noise that the scores allow, in groups of rounds that state similar noise, composes to more than the
-    claim.
-    """
+    """The most noise that the scores allow, in groups of rounds with similar noise, composes to more than the claim."""
 
     code = "composed"
     remedy = "look for rounds with less noise than they state"
@@ -95,9 +93,7 @@ class RoundAboveClaim(Significance, LittleNoise):
 
 @dataclass(frozen=True, kw_only=True)
 class StatedTooLittle(LittleNoise):
-    """The stated noise itself composes to more than the claim; the clip norm must be declared. No chance is
-    involved.
-    """
+    """The stated noise itself composes to more than the claim, at a declared clip norm. No chance is involved."""
 
     code = "stated"
     remedy = "add noise, or claim the ε of the stated noise"
