@@ -142,7 +142,7 @@ def loop_alarm(seed: int, *, law: str = "honest", known: bool = True, stated: bo
         )
         alarm = audit.alarm()
         if alarm is not None:
-            return float(alarm.round), alarm.verdict.gauge or alarm.verdict.code
+            return float(alarm.round), alarm.verdict.facts.get("gauge") or alarm.verdict.code
     return math.inf, ""
 
 

@@ -34,8 +34,7 @@ from coalmine.measure.schedule import sampled_schedule
 from coalmine.measure.settings import Settings
 from coalmine.result import rows as result_rows
 from coalmine.result.derivation import derive_result
-from coalmine.verdict import amplified_claim as legs
-from coalmine.verdict import verdict
+from coalmine.verdict import amplified_claim, claim_context, rung_claim
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "studies" / "out" / "amplification.jsonl"
@@ -183,7 +182,7 @@ def quick_epsilon(noise: float, sampling: Sampling, delta: float) -> AmplifiedEp
 def run_seed(name: str, seed: int) -> dict[str, Any]:
     """One run of a row."""
     stay_in_one_thread()
-    for module in (result_rows, legs, verdict):
+    for module in (result_rows, amplified_claim, claim_context, rung_claim):
         module.amplified_epsilon = quick_epsilon  # type: ignore[attr-defined]
     row = next(row for row in rows() if row.name == name)
     rng = np.random.default_rng([zlib.crc32(name.encode()), seed])
@@ -200,7 +199,7 @@ def run_seed(name: str, seed: int) -> dict[str, Any]:
         "seed": seed,
         "outcome": str(result.verdict.outcome),
         "code": result.verdict.code,
-        "leg": result.verdict.leg,
+        "leg": result.verdict.part,
     }
     if row.true_epsilon is not None:
         unknown = result["unknown-round"]

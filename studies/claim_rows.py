@@ -56,7 +56,7 @@ class Row:
             "row": self.name,
             "seed": seed,
             "outcome": str(result.verdict.outcome),
-            "code": result.verdict.gauge or result.verdict.code,
+            "code": result.verdict.facts.get("gauge") or result.verdict.code,
             "alarm": result.alarm is not None,
             "covers": _covers(result),
         }

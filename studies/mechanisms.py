@@ -543,7 +543,7 @@ def check(name: str, seed: int) -> Record:
         "seed": seed,
         "outcome": str(result.verdict.outcome),
         "code": result.verdict.code,
-        "gauge": result.verdict.gauge,
+        "gauge": result.verdict.facts.get("gauge"),
         "epsilon": result.epsilon,
         "seconds": taken,
         "notes": len(result.notes),

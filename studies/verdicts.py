@@ -27,7 +27,8 @@ from coalmine.estimators.null import CosineNull
 from coalmine.estimators.sampling import Poisson
 from coalmine.evidence.ladder import Scores
 from coalmine.verdict.claim import Claim
-from coalmine.verdict.verdict import Evidence, judge
+from coalmine.verdict.claim_context import RunFacts
+from coalmine.verdict.mechanism_claim import judge
 from studies.results import put_between_markers
 
 ROOT = Path(__file__).parents[1]
@@ -77,15 +78,15 @@ def score_model(claim: float, rng: np.random.Generator) -> list[Scores]:
 def model_batch(claim: float, batch: int) -> dict[str, Any]:
     """Outcomes of mechanism claims and of amplified claims in one batch."""
     rng = np.random.default_rng([int(1000 * claim), batch])
-    evidence = Evidence(delta=DELTA, planned=1, presentations=1, vouched=True)
+    run = RunFacts(delta=DELTA, planned=1, presentations=1, vouched=True)
     outcomes: Counter[str] = Counter()
     for _ in range(BATCH):
         rungs = score_model(claim, rng)
-        outcomes["mechanism " + judge(Claim(epsilon=claim), rungs, [], evidence)[0].outcome] += 1
+        outcomes["mechanism " + judge(Claim(epsilon=claim), rungs, [], run)[0].outcome] += 1
         if _ % 10 == 0:  # an amplified claim a tenth as large: the known rungs must not judge it
             scheme = Poisson(1 / ROUNDS, rounds=ROUNDS)
             needs = (mechanism_noise(claim, delta=DELTA), scheme)
-            by_rung = judge(Claim(claim / 10, sampling=scheme), rungs, [], evidence, sampled=needs)[1]
+            by_rung = judge(Claim(claim / 10, sampling=scheme), rungs, [], run, sampled=needs)[1]
             bad = any(by_rung[name].outcome == "VIOLATION" for name in ("known-round", "known-others"))
             outcomes[f"amplified on known rungs {'VIOLATION' if bad else 'silent'}"] += 1
     return {"cell": f"score model, claim {claim:g}", "batch": batch, "outcomes": dict(outcomes)}

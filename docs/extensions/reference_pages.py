@@ -24,6 +24,8 @@ from coalmine.cli.run import MAIN_KEYS, PREFIXED, SECTIONS, run
 from coalmine.report.sentences import GLOSSARY
 from coalmine.simulation.config import RunConfig, task_defaults
 from coalmine.simulation.tasks import TASKS
+from coalmine.verdict.findings import amplified
+from coalmine.verdict.findings.finding import all_findings
 
 if typing.TYPE_CHECKING:
     from sphinx.application import Sphinx
@@ -234,6 +236,17 @@ def glossary() -> str:
     return f"```{{glossary}}\n{entries}```"
 
 
+def finding_rows(kind: str) -> str:
+    """A table of the findings of one outcome; or, for `amplified`, of those about claims amplified by sampling."""
+    sampled = [one for one in all_findings() if one.__module__ == amplified.__name__]
+    if kind == "amplified":
+        lines = [f"| `{one.code}` | {one.outcome} | {one.meaning()} | {one.remedy} |" for one in sampled]
+        return "\n".join(["| `code` | outcome | meaning | what to do |", "|---|---|---|---|", *lines])
+    others = [one for one in all_findings() if one.outcome == kind and one not in sampled]
+    lines = [f"| `{one.code}` | {one.meaning()} | {one.remedy} |" for one in others]
+    return "\n".join(["| `code` | meaning | what to do |", "|---|---|---|", *lines])
+
+
 PARTS: dict[str, Callable[..., str]] = {
     "names": names_of,
     "modules": modules_of,
@@ -241,5 +254,6 @@ PARTS: dict[str, Callable[..., str]] = {
     "config": config_keys,
     "tasks": task_settings,
     "result": result_entries,
+    "findings": finding_rows,
     "glossary": glossary,
 }

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from coalmine.evidence.gauges.gauge import LAYER, Gauge
 from coalmine.result.audit_result import Adversary, AuditResult
-from coalmine.verdict.verdict import Outcome
+from coalmine.verdict.outcome import Outcome
 
 
 @dataclass(frozen=True)

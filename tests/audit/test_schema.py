@@ -31,7 +31,7 @@ def test_an_item_that_failed_prevents_a_pass_and_leaves_a_violation(tmp_path):
     honest, refuted = train(dim=2_000, canaries=400), train(dim=2_000, canaries=400, noise_multiplier=0.2)
     assert honest.result(claim=4.9).verdict.outcome == "PASS"
     result = honest.result(claim=4.9, audited=failed)
-    assert (result.verdict.outcome, result.verdict.code, result.verdict.item) == (
+    assert (result.verdict.outcome, result.verdict.code, result.verdict.finding.item) == (
         "UNDERPOWERED",
         "pipeline",
         "clipping",

@@ -24,7 +24,7 @@ from coalmine.estimators.sampling import FixedSize, Poisson, Shuffled
 from coalmine.estimators.variance import Sample, point_epsilon
 from coalmine.evidence.noise_signal import NoiseSignal
 from coalmine.verdict.amplified_claim import SampledClaim
-from coalmine.verdict.verdict import POWER, TEST_LEVEL, UNDERPOWERED, Verdict, _sampled_power
+from coalmine.verdict.rung_claim import POWER, TEST_LEVEL, _sampled_power
 
 
 @pytest.mark.parametrize(
@@ -116,12 +116,12 @@ def passing_noise_legs(canaries, claim, sampling, noise, *, dim, seed=0):
     counts = sampled_counts(canaries, sampling, np.random.default_rng(seed)).astype(float)
     counts = counts[counts.sum(axis=1) > 0]
     weights, dofs = counts.sum(axis=1), (dim - canaries) * counts.sum(axis=1) ** 2 / (counts**2).sum(axis=1)
-    case = SimpleNamespace(noise=noise, delta=1e-5, claim=claim)
+    context = SimpleNamespace(noise=noise, delta=1e-5, claim=claim)
     runs = sorted(zip(weights, dofs, strict=True))  # the power grows with the weight, and among equal ones with the dof
 
     def passes(run):
         signal = NoiseSignal(beta=1 / noise, weight=run[0], dof=run[1], round_dof=dim - canaries, mean_square=1.0)
-        return _sampled_power(case, sampling, signal, 0.0).outcome == "PASS"
+        return _sampled_power(context, sampling, signal, 0.0).outcome == "PASS"
 
     return (len(runs) - bisect_left(runs, True, key=passes)) / RUNS
 
@@ -130,8 +130,9 @@ def sampling_leg(canaries, claim, sampling, noise):
     """The sampling leg for a sampler that passed its tests, with the picks that 90 % of honest runs have."""
     sampled = SampledClaim(claim, sampling, noise, noise, 1e-5)
     totals = np.sort(sampled_counts(canaries, sampling, np.random.default_rng(1)).sum(axis=1))
-    reading = SimpleNamespace(rounds=sampling.total_rounds, canaries=canaries, picks=int(totals[RUNS // 10]))
-    return sampled._sampler_power(Verdict(outcome=UNDERPOWERED), reading).outcome
+    shape = {"rounds": sampling.total_rounds, "canaries": canaries, "rate": sampling.rate}
+    reading = SimpleNamespace(**shape, picks=int(totals[RUNS // 10]))
+    return sampled._sampler_power(reading, True).outcome
 
 
 @pytest.mark.parametrize(
@@ -172,8 +173,8 @@ def test_a_plan_for_a_looser_claim_counts_on_the_noise_that_the_claim_needs():
     plan = plan_sampled(claim.epsilon, sampling, dim=10_000, delta=1e-5, level=TEST_LEVEL, noise_multiplier=noise)
     sampled = SampledClaim.of(claim, delta=1e-5, rounds=50)
     assert sampled.tested < 0.5 * noise
-    reading = SimpleNamespace(rounds=50, canaries=plan.sampling, picks=plan.sampling)
-    assert sampled._sampler_power(Verdict(outcome=UNDERPOWERED), reading).outcome == "PASS"
+    reading = SimpleNamespace(rounds=50, canaries=plan.sampling, picks=plan.sampling, rate=sampling.rate)
+    assert sampled._sampler_power(reading, True).outcome == "PASS"
 
 
 @pytest.mark.full

@@ -14,7 +14,12 @@ from coalmine.evidence import levels
 from coalmine.evidence.gauges import coordinate_gauge, gauge, gauge_reader
 from coalmine.evidence.gauges.gauge_reader import GaugeReader
 from coalmine.evidence.views import read_log
-from coalmine.verdict import alarm, verdict
+from coalmine.verdict import alarm, claim_context, level_ledger, rung_claim
+from coalmine.verdict.findings.amplified import Accounting
+from coalmine.verdict.findings.checks import ClientTooLoud, SilentCoordinates
+from coalmine.verdict.findings.finding import all_findings
+from coalmine.verdict.findings.noise import LessThanStated, StatedTooLittle
+from coalmine.verdict.outcome import VIOLATION
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "explanation" / "verdicts.md"
@@ -22,26 +27,28 @@ START, END = "<!-- levels -->\n", "<!-- end of levels -->"
 
 
 def test_the_levels_of_a_verdict_add_up_to_at_most_one_percent():
-    assert sum(entry.level for entry in levels.LEDGER) <= levels.TOTAL * (1 + 1e-12) == pytest.approx(0.01)
+    assert sum(entry.level for entry in level_ledger.LEDGER) <= levels.TOTAL * (1 + 1e-12) == pytest.approx(0.01)
 
 
 def test_the_levels_of_the_alarm_add_up_to_at_most_a_quarter_percent():
     assert (
-        sum(entry.level for entry in levels.ALARM_LEDGER) <= levels.ALARM_TOTAL * (1 + 1e-12) == pytest.approx(0.0025)
+        sum(entry.level for entry in level_ledger.ALARM_LEDGER)
+        <= levels.ALARM_TOTAL * (1 + 1e-12)
+        == pytest.approx(0.0025)
     )
 
 
 def test_the_tests_use_the_levels_of_the_ledger():
     """The sum above is of the numbers that the tests themselves compare p-values with."""
-    by_code = {entry.code: entry.level for entry in levels.LEDGER}
-    assert by_code["mean, composed"] == pytest.approx(verdict.TEST_LEVEL * len(verdict.KNOWN))
-    assert by_code["bound"] == pytest.approx(verdict.BOUND_LEVEL)
-    assert pytest.approx(1 - verdict.BOUND_LEVEL / 5) == verdict.BOUND_CONFIDENCE
-    assert by_code["round"] == pytest.approx(verdict.SCAN_LEVEL)
+    by_code = {", ".join(entry.codes): entry.level for entry in level_ledger.LEDGER}
+    assert by_code["mean, composed"] == pytest.approx(rung_claim.TEST_LEVEL * len(rung_claim.KNOWN))
+    assert by_code["bound"] == pytest.approx(claim_context.BOUND_LEVEL)
+    assert pytest.approx(1 - claim_context.BOUND_LEVEL / 5) == rung_claim.BOUND_CONFIDENCE
+    assert by_code["round"] == pytest.approx(rung_claim.SCAN_LEVEL)
     assert by_code["gauge"] == pytest.approx(gauge.LEVEL * sum(levels.PROOFS.values()))
     assert by_code["sampler"] == pytest.approx(sampler_tests.LEVEL * levels.SAMPLER_TESTS)
     assert (GaugeReader.gauges.__defaults__ or ())[0] == gauge.LEVEL == gauge_reader.LEVEL
-    alarms = {entry.code: entry.level for entry in levels.ALARM_LEDGER}
+    alarms = {", ".join(entry.codes): entry.level for entry in level_ledger.ALARM_LEDGER}
     assert alarms["evidence"] == alarm.EVIDENCE_LEVEL
     assert alarms["gauge, round"] == pytest.approx(
         alarm.GAUGE_LEVEL * (sum(levels.PROOFS.values()) - coordinate_gauge.PROOFS + 1)
@@ -50,17 +57,11 @@ def test_the_tests_use_the_levels_of_the_ledger():
 
 
 def test_every_code_of_a_violation_is_in_the_ledger():
-    """From the source: each Verdict(outcome=VIOLATION, code=…), but for those in which no chance is involved."""
-    certain = {"stated", "accounting"}
-    found = set()
-    for path in (ROOT / "src" / "coalmine" / "verdict").glob("*.py"):
-        for call in _calls(path, "Verdict"):
-            arguments = {one.arg: one.value for one in call.keywords}
-            if "VIOLATION" in ast.unparse(arguments.get("outcome", ast.Constant(""))):
-                found.add(ast.literal_eval(arguments["code"]))
-    listed = {code for entry in (*levels.LEDGER, *levels.ALARM_LEDGER) for code in entry.code.split(", ")}
-    assert {"mean", "bound", "round"} < found
-    assert found - certain <= listed
+    """But for those in which no chance is involved, those that wrap another, and those of checks of a function."""
+    certain = (Accounting, StatedTooLittle, LessThanStated, SilentCoordinates, ClientTooLoud)
+    refuting = [each for each in all_findings() if each.outcome == VIOLATION]
+    listed = {code for entry in (*level_ledger.LEDGER, *level_ledger.ALARM_LEDGER) for code in entry.codes}
+    assert {each.code for each in refuting if not issubclass(each, certain)} == listed
 
 
 def test_every_gauge_that_can_prove_missing_noise_is_in_the_ledger():
@@ -134,9 +135,9 @@ def table():
     """The table of the page, from the ledger."""
     head = ["| code | level over a run | where | how it is shared |", "|---|---|---|---|"]
     rows = [
-        f"| {'alarm: ' * is_alarm}`{entry.code.replace(', ', '`, `')}` | {entry.level * 100:.4g} % | {entry.place} "
+        f"| {'alarm: ' * is_alarm}`{'`, `'.join(entry.codes)}` | {entry.level * 100:.4g} % | {entry.place} "
         f"| {entry.shared} |"
-        for is_alarm, ledger in ((False, levels.LEDGER), (True, levels.ALARM_LEDGER))
+        for is_alarm, ledger in ((False, level_ledger.LEDGER), (True, level_ledger.ALARM_LEDGER))
         for entry in ledger
     ]
     return "\n".join([*head, *rows]) + "\n"

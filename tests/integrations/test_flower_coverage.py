@@ -285,7 +285,7 @@ def test_weights_before_a_restart_are_remembered(tmp_path):
     assert item(strategy, "weights").status == "not checked"
     heavy_round = 200 / (2 * 200 + 18 * 10) * 20  # a heavy client's part of round 1, over that of equal weights
     truth = mechanism_epsilon(1 / np.hypot(heavy_round, 1), delta=1e-5)
-    assert finish_as_stated(strategy).verdict.epsilon == pytest.approx(truth)
+    assert finish_as_stated(strategy).verdict.finding.epsilon == pytest.approx(truth)
 
 
 def test_the_sampler_is_never_checked():

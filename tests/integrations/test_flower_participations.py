@@ -186,9 +186,9 @@ def test_a_restarted_server_remembers_who_took_part(tmp_path):
     assert result.claim.participations == 5
     heavy = 30 / 220 * 20
     assert result.verdict.code == "stated"
-    assert result.verdict.epsilon == pytest.approx(epsilon_of(heavy, heavy, 1, 1, 1))
+    assert result.verdict.finding.epsilon == pytest.approx(epsilon_of(heavy, heavy, 1, 1, 1))
     stored = json.loads((tmp_path / "result.json").read_text())
-    assert stored["client_epsilon"] == pytest.approx(result.verdict.epsilon)
+    assert stored["client_epsilon"] == pytest.approx(result.verdict.finding.epsilon)
 
 
 # Weights
@@ -205,7 +205,7 @@ def test_the_largest_weight_decides_not_the_canaries_mean(seed):
     assert (result.verdict.outcome, result.verdict.code) == ("VIOLATION", "stated"), result.verdict.reason
     truth = epsilon_of(*[20 / 17.5] * 5)
     assert truth == pytest.approx(13.6, abs=0.05)
-    assert result.verdict.epsilon == pytest.approx(truth)
+    assert result.verdict.finding.epsilon == pytest.approx(truth)
     assert strategy.audit.finish(claim=1.01 * truth).verdict.outcome != "VIOLATION"
     assert any(f"epsilon {truth:.3g} for the client that contributed most" in note for note in result.notes)
 
@@ -219,7 +219,7 @@ def test_a_heavy_client_is_refuted_without_chance(weight, seed):
     result = finish_as_stated(strategy)
     assert (result.verdict.outcome, result.verdict.code) == ("VIOLATION", "stated"), result.verdict.reason
     truth = epsilon_of(*[weight / (weight + 19) * 20] * 3)
-    assert result.verdict.epsilon == pytest.approx(truth)
+    assert result.verdict.finding.epsilon == pytest.approx(truth)
     assert strategy.audit.finish(claim=1.01 * truth).verdict.outcome != "VIOLATION"
 
 
@@ -230,7 +230,7 @@ def test_a_weight_that_is_heavy_once_counts_once():
     truth = epsilon_of(200 / 390 * 20, 1, 1, 1, 1)
     result = strategy.audit.finish(claim=0.99 * truth)
     assert result.verdict.code == "stated"
-    assert result.verdict.epsilon == pytest.approx(truth)
+    assert result.verdict.finding.epsilon == pytest.approx(truth)
     assert truth < epsilon_of(*[200 / 390 * 20] * 5) / 3
     assert strategy.audit.finish(claim=1.01 * truth).verdict.outcome != "VIOLATION"
 

@@ -54,7 +54,7 @@ def test_cohort_sizes_are_recorded(trained):
 def test_a_poisson_claim_names_the_scheme_to_account_for(trained):
     """Flower draws cohorts of one size, whose epsilon is above the claim. The population is estimated from the picks."""
     result = trained.finish(claim=POISSON_CLAIM)
-    assert (result.verdict.outcome, result.verdict.leg) == ("VIOLATION", "sampling"), result.verdict.reason
+    assert (result.verdict.outcome, result.verdict.part) == ("VIOLATION", "sampling"), result.verdict.reason
     assert re.search(r"fixed-size sampling of 10 of (9|10)\d in 40 rounds", result.verdict.reason)
 
 
@@ -72,7 +72,7 @@ def test_the_noise_of_the_strategy_is_what_is_accounted(trained):
     """Half of the lower end is below the lower end of the range at the noise that the wrapper states."""
     low = amplified_epsilon(2.0, FIXED, 1e-5).low
     result = trained.finish(claim=Claim(low / 2, sampling=FIXED))
-    assert (result.verdict.outcome, result.verdict.leg) == ("VIOLATION", "accounting")
+    assert (result.verdict.outcome, result.verdict.part) == ("VIOLATION", "accounting")
 
 
 def test_extra_canaries_do_not_observe_the_sampler():

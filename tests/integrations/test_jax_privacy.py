@@ -93,10 +93,10 @@ def test_batches_of_every_strategy_against_a_poisson_event(strategy, outcome):
     scheme = Poisson(RATE, STEPS)
     epsilon = float(amplified_epsilon(1.0, scheme, DELTA))
     claim = Claim(epsilon, sampling=scheme, noise_multiplier=1.0, sampler_observed=True)
-    leg = SampledClaim.of(claim, delta=DELTA, rounds=STEPS).sampling_leg(
+    found = SampledClaim.of(claim, delta=DELTA, rounds=STEPS).sampler_finding(
         entries, SimpleNamespace(canaries=500), [1.0] * STEPS
     )
-    assert leg.outcome == outcome, (leg.seen, leg.epsilon_range)
+    assert found.outcome == outcome, found.sentence()
 
 
 def test_groups_that_take_turns_have_the_epsilon_of_their_mixture():

@@ -84,7 +84,7 @@ def test_a_replace_one_claim_is_the_headline_and_needs_the_noise_of_its_accounta
     result = run(gaussian(neighboring_relation=REPLACE))
     assert (round(result.claim.epsilon, 2), result.claim.adjacency) == (6.40, "replace one")
     assert result.verdict.outcome == "PASS"
-    assert result.verdict.claimed_epsilon == pytest.approx(4.69, abs=0.01)
+    assert result.verdict.finding.claimed_epsilon == pytest.approx(4.69, abs=0.01)
     assert "sampling counted (Poisson sampling with probability 0.1 in 40 rounds, replace one)" in str(result)
     assert "epsilon 6.403 if one row is replaced needs the noise that has epsilon 4.688" in str(result)
     # add or remove alone would allow this noise

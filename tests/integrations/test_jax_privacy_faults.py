@@ -49,7 +49,7 @@ def test_canaries_that_are_never_added_do_not_pass():
     result = privatizer.audit.finish(**run)
     assert result["known-others"].epsilon > 4 * result["known-round"].epsilon
     assert result.verdict.outcome == "UNDERPOWERED"
-    assert (result.verdict.code, result.verdict.gauge) == ("gauge", "canaries in the release")
+    assert (result.verdict.code, result.verdict.finding.gauge) == ("gauge", "canaries in the release")
     assert item(result, "clipping").status == "failed"
     assert "the privatizer's input holds 0% of the canaries" in item(result, "clipping").detail
 

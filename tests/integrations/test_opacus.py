@@ -561,7 +561,7 @@ def test_a_claimed_number_is_read_as_the_accountants_epsilon(tmp_path):
 def test_half_the_noise_violates_the_accountants_claim(tmp_path):
     optimizer, _ = start(**OBSERVED, fault=halve_noise, directory=tmp_path)
     verdict = optimizer.audit.finish().verdict
-    assert (verdict.outcome, verdict.leg) == ("VIOLATION", "noise")
+    assert (verdict.outcome, verdict.part) == ("VIOLATION", "noise")
 
 
 def test_shuffling_under_the_poisson_accountant_is_a_violation():
@@ -572,7 +572,7 @@ def test_shuffling_under_the_poisson_accountant_is_a_violation():
     assert {item.participants for item in optimizer.audit.log.rounds()} == {50}
     times = np.bincount(np.concatenate([item.present for item in optimizer.audit.log.rounds()]))
     assert times.tolist() == [1] * 300
-    assert (result.verdict.outcome, result.verdict.leg) == ("VIOLATION", "sampling")
+    assert (result.verdict.outcome, result.verdict.part) == ("VIOLATION", "sampling")
 
 
 def test_steps_missing_from_the_accountant_give_a_warning(tmp_path):

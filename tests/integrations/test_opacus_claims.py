@@ -175,7 +175,7 @@ def test_a_sampler_that_is_not_observed_gives_at_most_underpowered():
 def test_shuffled_batches_refute_a_claim_that_counts_sampling():
     optimizer, _ = start(observe=True, examples=500, batch=50, canaries=300, steps=10, poisson=False)
     verdict = optimizer.audit.finish().verdict
-    assert (verdict.outcome, verdict.leg) == ("VIOLATION", "sampling")
+    assert (verdict.outcome, verdict.part) == ("VIOLATION", "sampling")
 
 
 def test_more_steps_than_planned_are_counted_and_named():

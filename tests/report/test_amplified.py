@@ -6,6 +6,7 @@ import json
 import numpy as np
 import pytest
 from chromium import Chromium
+from example_findings import example
 from matplotlib.figure import Figure
 from runs import make_run, make_sampled_run
 
@@ -14,15 +15,25 @@ from coalmine.cli import main as cli
 from coalmine.cli.screen import screen
 from coalmine.evidence.ladder import RUNGS
 from coalmine.report import plots, read_run, write_report
-from coalmine.report.advice import LEG_ADVICE, next_steps
+from coalmine.report.advice import next_steps
 from coalmine.report.figures import loss_picture
 from coalmine.report.live_view import Watcher
 from coalmine.report.markdown import as_dict, markdown
 from coalmine.report.page import run_page
-from coalmine.report.sentences import ATTACKERS, UNDECIDED, verdict_sentence
+from coalmine.report.sentences import ATTACKERS, verdict_sentence
 from coalmine.report.summary import key_figures, legs_of
 from coalmine.report.table_rows import shown_rows
-from coalmine.verdict.verdict import UNDERPOWERED, VIOLATION, Verdict
+from coalmine.verdict.findings.amplified import (
+    AccountedAboveClaim,
+    DividedByCohort,
+    EpsilonInRange,
+    RoundsUnobserved,
+    SamplerNotObserved,
+    SamplerUnclear,
+    TooFewPicks,
+    TooFewScores,
+)
+from coalmine.verdict.verdict import Verdict
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +93,7 @@ def test_the_verdict_is_one_sentence(runs):
     )
     assert verdict_sentence(runs["often"]).startswith("VIOLATION: people are not picked as claimed")
     assert "but nobody observed how the pipeline picks people" in verdict_sentence(runs["blind"])
-    accounting = Verdict(outcome=VIOLATION, code="accounting", leg="accounting")
+    accounting = Verdict(finding=example(AccountedAboveClaim), part="accounting")
     assert "the claimed noise and sampling give more than" in verdict_sentence(
         changed(runs["honest"], verdict=accounting)
     )
@@ -111,9 +122,9 @@ def test_key_figures_state_scheme_accountant_adjacency_and_kind(runs):
     assert "not amplified: for an attacker who knows the rounds" in by_label["analytical ε"].detail
     judged = changed(runs["honest"], extra={"if_mechanism_were_claimed": {"verdict": "PASS", "reason": "so"}})
     assert any(figure.detail.endswith("by itself: PASS") for figure in key_figures(judged.result))
-    accounting = dataclasses.replace(
-        runs["honest"].result.legs["accounting"], epsilon_kind="range", epsilon_range=(4.06, 4.38)
-    )
+    accounting = runs["honest"].result.legs["accounting"]
+    finding = dataclasses.replace(accounting.finding, epsilon_kind="range", epsilon_range=(4.06, 4.38))
+    accounting = dataclasses.replace(accounting, finding=finding)
     ranged = changed(runs["honest"], legs=runs["honest"].result.legs | {"accounting": accounting})
     assert any("a range: ε between 4.06 and 4.38" in figure.detail for figure in key_figures(ranged.result))
 
@@ -151,13 +162,15 @@ def test_published_estimators_take_the_scores_of_unknown_round(runs):
 
 
 @pytest.mark.parametrize(
-    "code", ["range", "sampler", "sampler not observed", "picks", "sampled power", "unobserved", "divisor"]
+    "kind",
+    [EpsilonInRange, SamplerUnclear, SamplerNotObserved, TooFewPicks, TooFewScores, RoundsUnobserved, DividedByCohort],
 )
-def test_every_code_of_an_undecided_leg_has_an_explanation_and_advice(runs, code):
-    undecided = changed(runs["honest"], verdict=Verdict(outcome=UNDERPOWERED, code=code))
-    assert UNDECIDED[code] in verdict_sentence(undecided)
-    assert next_steps(undecided)[0] == LEG_ADVICE[code]
-    assert "amplified" not in UNDECIDED
+def test_every_undecided_leg_has_an_explanation_and_advice(runs, kind):
+    finding = example(kind)
+    undecided = changed(runs["honest"], verdict=Verdict(finding=finding))
+    assert kind.headline in verdict_sentence(undecided)
+    assert next_steps(undecided)[0] == finding.advice()
+    assert "Resolve this first" not in finding.advice()
 
 
 def test_a_refuted_leg_has_advice(runs):
@@ -165,8 +178,8 @@ def test_a_refuted_leg_has_advice(runs):
     assert steps[0].startswith("Do not release this model under the claimed ε.")
     assert steps[1].startswith("Account for the observed sampling scheme and claim its ε, or fix the sampler")
     assert "It looks like Poisson sampling with probability 0.3" in steps[1]
-    verdict = Verdict(outcome=VIOLATION, code="accounting", leg="accounting")
-    assert next_steps(changed(runs["honest"], verdict=verdict))[1] == LEG_ADVICE["accounting"]
+    verdict = Verdict(finding=example(AccountedAboveClaim), part="accounting")
+    assert next_steps(changed(runs["honest"], verdict=verdict))[1].startswith("Run the accountant again with")
 
 
 @pytest.mark.full

@@ -5,6 +5,7 @@ import json
 import math
 
 import pytest
+from example_findings import example
 from runs import HOSTILE, make_run
 
 from coalmine.report import read_run
@@ -13,7 +14,10 @@ from coalmine.report.markdown import as_dict, markdown
 from coalmine.report.page import run_page
 from coalmine.report.sentences import format_number, meaning, percent, posterior, scope_sentence, verdict_sentence
 from coalmine.report.table_rows import strongest_row
-from coalmine.verdict.verdict import UNDERPOWERED, VIOLATION, Verdict
+from coalmine.verdict.findings.canaries import Undetected
+from coalmine.verdict.findings.gauges import OutsideLimits
+from coalmine.verdict.findings.noise import MeanTooHigh, WeakRounds
+from coalmine.verdict.verdict import Verdict
 
 
 @pytest.mark.parametrize(
@@ -65,7 +69,7 @@ def test_a_damaged_result_is_not_an_unfinished_run(tmp_path):
 
 def test_undetected_canaries_are_mentioned_before_more_canaries(tmp_path):
     run = read_run(make_run(tmp_path / "run"))
-    silent = judged(run, Verdict(outcome=UNDERPOWERED, code="undetected", score=0.001, claimed_score=1.0))
+    silent = judged(run, Verdict(finding=Undetected(score=0.001, claimed_score=1.0, stds=0.1)))
     assert "why the canaries are not detected" in next_steps(silent)[0]
     assert "the canaries were not detected" in verdict_sentence(silent)
 
@@ -75,10 +79,12 @@ def judged(run, verdict):
     return dataclasses.replace(run, result=dataclasses.replace(run.result, verdict=verdict))
 
 
-@pytest.mark.parametrize(("code", "words"), [("gauge", "does not look as stated"), ("new code", "cannot confirm it")])
-def test_underpowered_names_what_is_missing(tmp_path, code, words):
+@pytest.mark.parametrize(
+    ("kind", "words"), [(OutsideLimits, "does not look as stated"), (WeakRounds, "cannot confirm it")]
+)
+def test_underpowered_names_what_is_missing(tmp_path, kind, words):
     run = read_run(make_run(tmp_path / "run"))
-    assert words in verdict_sentence(judged(run, Verdict(outcome=UNDERPOWERED, code=code)))
+    assert words in verdict_sentence(judged(run, Verdict(finding=example(kind))))
 
 
 def test_a_violation_names_rung_gauge_and_where_to_look(tmp_path):
@@ -92,11 +98,11 @@ def test_a_violation_names_rung_gauge_and_where_to_look(tmp_path):
 
 def test_underpowered_names_the_number_of_canaries_that_would_decide(tmp_path):
     run = read_run(make_run(tmp_path / "weak", noise_multiplier=4.0, canaries=20))
-    assert run.result.verdict.outcome == UNDERPOWERED
+    assert run.result.verdict.outcome == "UNDERPOWERED"
     assert "too weak to confirm" in verdict_sentence(run)
     needed = next(step for step in next_steps(run) if "Audit again with" in step)
     assert "(this run had 20)" in needed
-    assert needed.split()[3] == f"{run.result.verdict.canaries_needed:,}"
+    assert needed.split()[3] == f"{run.result.verdict.finding.canaries_needed:,}"
 
 
 def test_below_the_floor_nothing_was_detected(tmp_path):
@@ -141,7 +147,7 @@ def test_a_pass_names_what_was_and_was_not_checked(tmp_path):
     for text in (run_page(run), markdown([run]), json.dumps(as_dict([run]))):
         assert sentence in text
         assert "speaks of" not in text
-    assert scope_sentence(dataclasses.replace(run.result, verdict=Verdict(outcome=VIOLATION))) == ""
+    assert scope_sentence(dataclasses.replace(run.result, verdict=Verdict(finding=example(MeanTooHigh)))) == ""
 
 
 def test_the_path_of_the_seed_is_not_shown(tmp_path):

@@ -42,7 +42,7 @@ def test_noise_reused_in_the_next_calls_fails(release):
     result = check_private(release, epsilon=EPSILON, delta=DELTA, dim=DIM)
     assert result.verdict.outcome == "VIOLATION"
     assert {"repeat", "difference", "repeat of any"} & {
-        result.verdict.gauge,
+        result.verdict.facts.get("gauge"),
         *(name.removeprefix("the ").removesuffix(" gauge") for name in result.verdict.evidence),
     }
     assert "is repeated" in result.extra["check"]["likely_fault"]
@@ -84,7 +84,7 @@ def test_noise_seeded_by_the_updates_fails_even_with_few_clients():
         return clipped(updates).sum(axis=0) + std * rng.normal(size=updates.shape[1])
 
     result = check_private(release, epsilon=20.0, delta=DELTA, dim=DIM, clients=5)
-    assert (result.verdict.outcome, result.verdict.gauge) == ("VIOLATION", "repeat")
+    assert (result.verdict.outcome, result.verdict.finding.gauge) == ("VIOLATION", "repeat")
 
 
 def test_noise_in_half_of_the_dimensions_fails():

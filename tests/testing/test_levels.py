@@ -13,7 +13,9 @@ from coalmine.testing.call_plan import CERTAIN
 from coalmine.testing.mechanism_check import _plan
 from coalmine.testing.shaped_calls import LEVEL
 from coalmine.testing.tested_mechanism import checked_mechanism
-from coalmine.verdict.verdict import BOUND_LEVEL, SCAN_LEVEL, TEST_LEVEL, Evidence, case_of, proves
+from coalmine.verdict.claim_context import BOUND_LEVEL, RunFacts, context_of
+from coalmine.verdict.gauge_proofs import proves
+from coalmine.verdict.rung_claim import SCAN_LEVEL, TEST_LEVEL
 
 pytestmark = pytest.mark.full
 
@@ -85,12 +87,12 @@ def test_a_gauge_proves_missing_noise_only_if_less_than_the_stated_noise_is_left
     """At a claim of 50 the limits of a correct function once gave 1.0046 of the stated noise, and a VIOLATION."""
     noise = 0.99 * multiplier(50.0)  # as measured; the claim needs a little more
     stated = StatedNoise(numbers=np.array([1]), multipliers=np.array([noise]), low=1.0, high=1.0)
-    case = case_of(
+    context = context_of(
         Claim(epsilon=50.0, sensitivity=1.0),
         [],
         [],
-        Evidence(delta=DELTA, planned=None, presentations=1, stated=stated),
+        RunFacts(delta=DELTA, planned=None, presentations=1, stated=stated),
         None,
     )
     gauge = Gauge(name="residual", smallest=0.9, largest=1.1, limits=(0.95, 1.05), status="low", noise_left=left)
-    assert proves(gauge, case) == proved
+    assert proves(gauge, context) == proved

@@ -73,7 +73,7 @@ def test_the_evidence_states_the_measured_noise():
     train(audit, 0.6, stated=None)
     alarm = audit.alarm()
     assert alarm.evidence >= 500
-    assert alarm.verdict.measured_noise == pytest.approx(0.6, rel=0.3)
+    assert alarm.verdict.finding.measured_noise == pytest.approx(0.6, rel=0.3)
     assert "times likelier with less noise than claimed" in alarm.reason
     assert alarm.to_dict()["verdict"] == "VIOLATION"
     assert json.loads(json.dumps(json_ready(alarm.to_dict())))["round"] == alarm.round
@@ -101,7 +101,7 @@ def test_reused_noise_raises_the_alarm():
 
     audit = new_audit()
     train(audit, law=law, rounds=10)
-    assert audit.alarm().verdict.gauge is not None
+    assert audit.alarm().verdict.finding.gauge is not None
 
 
 def test_extra_noise_raises_no_alarm_and_missing_noise_does():
@@ -188,7 +188,7 @@ def test_sampling_above_the_claimed_rate_raises_the_alarm(rate, alarmed):
     alarm = audit.alarm()
     assert (alarm is not None) == alarmed
     if alarmed:
-        assert (alarm.verdict.leg, alarm.verdict.code) == ("sampling", "sampler")
+        assert (alarm.verdict.part, alarm.verdict.code) == ("sampling", "sampler")
         assert alarm.round <= 5
 
 
@@ -196,7 +196,7 @@ def test_a_wrong_accountant_raises_the_alarm_before_the_first_round():
     scheme = Poisson(0.1, 60)
     claim = Claim(float(amplified_epsilon(2.0, scheme, DELTA)) / 2, sampling=scheme, noise_multiplier=2.0)
     audit = Audit(DIM, canaries=CANARIES, seed=b"a secret of this test", delta=DELTA, claim=claim)
-    assert (audit.alarm().round, audit.alarm().verdict.leg) == (0, "accounting")
+    assert (audit.alarm().round, audit.alarm().verdict.part) == (0, "accounting")
 
 
 def test_a_rewound_audit_forgets_its_alarm():

@@ -64,7 +64,7 @@ def test_honest_sampling_passes_on_three_legs(honest):
 def test_the_estimate_is_the_accountants_epsilon_at_the_measured_noise(honest):
     """Oracle: the mean score of present canaries is 1/z̃, and the accountant's epsilon is monotone in z̃."""
     unknown = honest["unknown-round"]
-    measured = 1 / honest.legs["noise"].measured_noise
+    measured = 1 / honest.legs["noise"].finding.measured_noise
     assert unknown.epsilon == pytest.approx(float(amplified_epsilon(1 / measured, POISSON, DELTA)), rel=1e-6)
 
 
@@ -83,7 +83,7 @@ def test_an_unobserved_sampler_is_underpowered():
     result = audited(claimed(POISSON, observed=False), picked(POISSON))
     assert outcomes(result) == {"accounting": "PASS", "noise": "PASS", "sampling": "UNDERPOWERED"}
     assert result.verdict.outcome == "UNDERPOWERED"
-    assert result.verdict.leg == "sampling"
+    assert result.verdict.part == "sampling"
     assert "sampler_observed=True" in result.verdict.reason
 
 
@@ -91,7 +91,7 @@ def test_the_noise_leg_detects_missing_noise():
     for factor in (1.3, 2.0):
         result = audited(claimed(POISSON), picked(POISSON), noise=1 / factor, stated=1.0)
         assert result.verdict.outcome == "VIOLATION"
-        assert result.verdict.leg == "noise"
+        assert result.verdict.part == "noise"
 
 
 def test_the_accounting_leg_rejects_an_epsilon_for_fewer_rounds():
@@ -99,13 +99,13 @@ def test_the_accounting_leg_rejects_an_epsilon_for_fewer_rounds():
     for claim in (claimed(half), replace(claimed(POISSON), epsilon=claimed(half).epsilon)):
         result = audited(claim, picked(POISSON))
         assert result.verdict.outcome == "VIOLATION"
-        assert result.verdict.leg == "accounting"
+        assert result.verdict.part == "accounting"
 
 
 def test_the_noise_multiplier_defaults_to_the_one_the_claim_implies():
     result = audited(claimed(POISSON, stated=False), picked(POISSON))
     assert result.verdict.outcome == "PASS"
-    assert result.legs["accounting"].claimed_noise == pytest.approx(1.0, rel=1e-3)
+    assert result.legs["accounting"].finding.claimed_noise == pytest.approx(1.0, rel=1e-3)
 
 
 def test_a_loose_claim_allows_less_noise_than_stated():
@@ -118,7 +118,7 @@ def test_a_loose_claim_allows_less_noise_than_stated():
 def test_the_sampling_leg_detects_faster_sampling():
     result = audited(claimed(Poisson(0.03, rounds=60)), picked(POISSON))
     assert result.verdict.outcome == "VIOLATION"
-    assert result.verdict.leg == "sampling"
+    assert result.verdict.part == "sampling"
     assert result.legs["noise"].outcome == "PASS"
 
 
@@ -133,7 +133,7 @@ def test_canaries_that_share_all_rounds_are_a_violation():
     present = [np.arange(CANARIES) if coin else [] for coin in rng.random(60) < 0.1]
     result = audited(claimed(POISSON), present)
     assert result.verdict.outcome == "VIOLATION"
-    assert result.verdict.leg == "sampling"
+    assert result.verdict.part == "sampling"
     assert result["unknown-round"].lower_bound == 0  # scores of canaries sampled in groups are not independent
     assert any("no lower bound" in warning for warning in result["unknown-round"].headline.warnings)
 
@@ -147,8 +147,8 @@ def test_shuffling_called_poisson_never_passes():
     sizes = np.full(60, 50)
     known = audited(claimed(scheme), present, cohorts=sizes)
     assert known.verdict.outcome == "VIOLATION"
-    assert known.verdict.leg == "sampling"
-    assert "shuffling" in known.verdict.seen_scheme
+    assert known.verdict.part == "sampling"
+    assert "shuffling" in known.verdict.finding.seen_scheme
     assert audited(claimed(scheme), present).legs["sampling"].outcome == "UNDERPOWERED"
 
 
@@ -171,9 +171,9 @@ def test_fixed_size_called_poisson_is_a_violation_and_passes_restated():
     present, sizes = picked(fixed), np.full(60, 400)
     result = audited(claimed(POISSON), present, cohorts=sizes)
     assert result.verdict.outcome == "VIOLATION"
-    assert result.verdict.leg == "sampling"
-    assert result.verdict.epsilon_range[0] > 1.5 * result.verdict.claimed_epsilon
-    assert "fixed-size sampling of 400 of" in result.verdict.seen_scheme
+    assert result.verdict.part == "sampling"
+    assert result.verdict.finding.epsilon_range[0] > 1.5 * result.verdict.finding.claimed_epsilon
+    assert "fixed-size sampling of 400 of" in result.verdict.finding.seen_scheme
     restated = Claim(
         float(amplified_epsilon(1.0, fixed, DELTA)), sampling=fixed, noise_multiplier=1.0, sampler_observed=True
     )
@@ -193,7 +193,7 @@ def test_the_same_order_in_every_epoch_is_a_violation():
     place = np.random.default_rng(6).integers(10, size=CANARIES)
     result = audited(claim, [np.flatnonzero(place == number % 10) for number in range(60)])
     assert result.verdict.outcome == "VIOLATION"
-    assert result.verdict.leg == "sampling"
+    assert result.verdict.part == "sampling"
 
 
 def test_unknown_round_requires_others_and_independent_noise():

@@ -147,7 +147,7 @@ def test_three_rounds_with_little_stated_noise_refute_a_sampled_claim_without_ch
     for seed in range(3):
         result = audited(stated, claim, canaries=40, seed=seed, present=picks(0.1, 60, 40, seed))
         assert (result.verdict.outcome, result.verdict.code) == ("VIOLATION", "stated")
-        assert result.verdict.epsilon == pytest.approx(pld(stated, 0.1), rel=1e-3)
+        assert result.verdict.finding.epsilon == pytest.approx(pld(stated, 0.1), rel=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -192,6 +192,6 @@ def test_the_noise_that_a_claim_needs_follows_from_the_claim_alone(stated):
     verdict = audited(stated, claim, canaries=60, seed=1, presentations=len(stated)).verdict
     assert (verdict.outcome, verdict.code) == ("VIOLATION", "stated")
     needed = float(mechanism_noise(claim.epsilon, delta=DELTA, participations=len(stated)))
-    assert verdict.claimed_noise == pytest.approx(needed)
-    assert verdict.measured_noise == pytest.approx(1 / math.sqrt(np.mean(stated**-2.0)))
+    assert verdict.finding.claimed_noise == pytest.approx(needed)
+    assert verdict.finding.measured_noise == pytest.approx(1 / math.sqrt(np.mean(stated**-2.0)))
     assert f"the claim needs {needed:.4g}" in verdict.reason

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from example_findings import example
 from scipy.stats import norm
 
 from coalmine import Audit, Claim, Poisson, amplified_epsilon, epsilon_lower_bound, mechanism_epsilon
@@ -20,7 +21,13 @@ from coalmine.report.statement_page import people_picture
 from coalmine.result.derivation import derive_result
 from coalmine.result.rows import make_headline, make_row
 from coalmine.verdict.coverage import AuditedItem
-from coalmine.verdict.verdict import TEST_LEVEL, Verdict
+from coalmine.verdict.findings.amplified import SamplerAboveClaim
+from coalmine.verdict.findings.finding import Significance
+from coalmine.verdict.findings.gauges import LongResidual, OutsideLimits
+from coalmine.verdict.findings.missing import OthersWrong
+from coalmine.verdict.findings.noise import BoundAboveClaim, MeanTooHigh, RoundAboveClaim
+from coalmine.verdict.rung_claim import TEST_LEVEL
+from coalmine.verdict.verdict import Verdict
 
 pytestmark = pytest.mark.full
 
@@ -217,10 +224,8 @@ def test_a_reading_close_to_its_limit_is_printed_with_enough_digits():
         low, width = rng.normal(), abs(rng.normal()) + 1e-3
         limits, excess = (low, low + width), 10.0 ** rng.uniform(-12, 0)
         reading = limits[1] + excess * max(abs(limits[1]), 1e-3)
-        verdict = Verdict(
-            outcome="UNDERPOWERED", code="gauge", gauge="neighbours", reading=(low + width / 2, reading), limits=limits
-        )
-        assert _reads_outside(verdict.reason) == 1
+        finding = OutsideLimits(gauge="neighbours", reading=(low + width / 2, reading), limits=limits)
+        assert _reads_outside(Verdict(finding=finding).reason) == 1
 
 
 def test_a_lower_bound_never_exceeds_the_upper_end_of_its_interval(results):
@@ -263,27 +268,19 @@ def test_a_violation_close_to_its_level_advises_another_seed(results):
     close, clear = 0, 0
     for _, _, result in results:
         for verdict in verdicts_of(result):
-            if verdict.outcome != "VIOLATION" or verdict.p_value is None or verdict.level is None:
+            if verdict.outcome != "VIOLATION" or not isinstance(verdict.finding, Significance):
                 assert "another seed to exclude" not in verdict.reason
                 continue
-            is_close = verdict.p_value >= verdict.level / 10
+            is_close = verdict.finding.p_value >= verdict.finding.level / 10
             close, clear = close + is_close, clear + (not is_close)
             assert ("repeat with another seed" in verdict.reason) == is_close
     assert clear > 2  # claims just below what the noise states are refuted without chance; the next test has close ones
 
 
-@pytest.mark.parametrize("code", ["mean", "round", "sampler"])
+@pytest.mark.parametrize("kind", [MeanTooHigh, RoundAboveClaim, SamplerAboveClaim])
 @pytest.mark.parametrize(("share", "advised"), [(0.99, True), (0.11, True), (0.09, False), (1e-9, False)])
-def test_each_kind_of_violation_by_a_p_value_has_that_advice(code, share, advised):
-    facts = {
-        "score": 1.0,
-        "claimed_score": 0.9,
-        "rounds": 1,
-        "first_round": 2,
-        "seen": "clumped",
-        "claimed_epsilon": 3.0,
-    }
-    verdict = Verdict(outcome="VIOLATION", code=code, p_value=share * TEST_LEVEL, level=TEST_LEVEL, **facts)
+def test_each_kind_of_violation_by_a_p_value_has_that_advice(kind, share, advised):
+    verdict = Verdict(finding=example(kind, p_value=share * TEST_LEVEL, level=TEST_LEVEL))
     assert ("repeat with another seed" in verdict.reason) == advised
 
 
@@ -293,17 +290,18 @@ def test_an_epsilon_for_several_participations_says_so(results):
     for _, _, result in results:
         for name, adversary in result.adversaries.items():
             verdict = adversary.verdict
-            if verdict is None or verdict.code != "bound" or verdict.participations is None or name == "unknown-round":
+            finding = None if verdict is None else verdict.finding
+            if not isinstance(finding, BoundAboveClaim) or finding.participations is None or name == "unknown-round":
                 continue  # unknown-round repeats the verdict on the run
-            times = "once" if verdict.participations == 1 else f"{verdict.participations} times"
+            times = "once" if finding.participations == 1 else f"{finding.participations} times"
             assert f"implies for a client that takes part {times}" in verdict.reason
-            assert any(row.presentations == verdict.participations for row in adversary.rows), name
+            assert any(row.presentations == finding.participations for row in adversary.rows), name
             own = result.claim.participations or (max(result.settings.presentations) if not result.legs else None)
-            if own == verdict.participations:
-                assert verdict.claimed_epsilon == pytest.approx(result.claim.epsilon, rel=1e-6)
+            if own == finding.participations:
+                assert finding.claimed_epsilon == pytest.approx(result.claim.epsilon, rel=1e-6)
             elif not result.legs:
-                assert verdict.claimed_epsilon != pytest.approx(result.claim.epsilon, rel=1e-3)
-            seen[verdict.participations] += 1
+                assert finding.claimed_epsilon != pytest.approx(result.claim.epsilon, rel=1e-3)
+            seen[finding.participations] += 1
     assert sum(seen.values()) > 30
     assert len(seen) > 2
 
@@ -320,15 +318,15 @@ def test_others_that_nobody_gave_are_not_blamed(results):
 
 
 @pytest.mark.parametrize(
-    "facts",
+    "finding",
     [
-        {"code": "gauge", "gauge": "residual", "reading": (1.1, 1.1), "limits": (0.9, 1.02), "length": 1.1},
-        {"code": "others", "factor": 1.2},
+        LongResidual(gauge="residual", reading=(1.1, 1.1), limits=(0.9, 1.02), length=1.1),
+        OthersWrong(factor=1.2),
     ],
 )
-def test_a_fault_of_the_clip_is_named_beside_others(facts):
+def test_a_fault_of_the_clip_is_named_beside_others(finding):
     """Where a pipeline computes `others` itself, its user passed none, and the clip may be at fault."""
-    reason = Verdict(outcome="UNDERPOWERED", **facts).reason
+    reason = Verdict(finding=finding).reason
     assert "clip" in reason
     assert "`others` is incomplete" not in reason
 

@@ -19,7 +19,7 @@ from coalmine.testing.assertion import describe_failure, measured_epsilon, prope
 from coalmine.testing.mechanism_check import check_private
 from coalmine.testing.tested_mechanism import Adjacency, Aggregate
 from coalmine.testing.update_arrays import LIBRARIES
-from coalmine.verdict.verdict import Outcome
+from coalmine.verdict.outcome import Outcome
 
 Function = Callable[..., Any]
 

@@ -22,6 +22,7 @@ from coalmine.estimators.null import CosineNull
 from coalmine.estimators.variance import Variance
 from coalmine.log.score_files import STDIN, read_scores
 from coalmine.verdict.claim import Claim
+from coalmine.verdict.findings.power import PossiblyHidden
 from coalmine.verdict.scores_estimate import (
     LARGEST,
     SMALLEST,
@@ -122,7 +123,7 @@ def estimate(
         variance=variance,
         confidence=confidence,
     )
-    if result.verdict is not None and result.verdict.code == "hidden":
+    if result.verdict is not None and isinstance(result.verdict.finding, PossiblyHidden):
         result = replace(result, warnings=(*result.warnings, HIDDEN))
     rows: Sequence[LiteratureRow] = ()
     if every:

@@ -28,7 +28,8 @@ from coalmine.estimators.planning import (
 from coalmine.estimators.sampling import Sampling, sampling_to_dict
 from coalmine.report import plots
 from coalmine.report.svg import save_plot
-from coalmine.verdict.verdict import POWER, ROUNDED, TEST_LEVEL
+from coalmine.verdict.claim_context import ROUNDED
+from coalmine.verdict.rung_claim import POWER, TEST_LEVEL
 
 USUAL = (100, 300, 1_000, 3_000, 10_000)
 USUAL_EPSILON = 3.0  # the interval is shown at this epsilon unless the user names one

@@ -31,6 +31,7 @@ from coalmine.log.run_directory import RunDirectory
 from coalmine.report import write_report
 from coalmine.report.summary import key_figures, summary_lines, verdict_lines
 from coalmine.verdict.claim import MECHANISM
+from coalmine.verdict.findings.missing import NothingClaimed
 
 if TYPE_CHECKING:
     from coalmine.simulation.config import RunConfig
@@ -363,7 +364,7 @@ def report(outcome: "RunOutcome", directory: Path, *, page: bool, as_json: bool,
             home = RunDirectory(directory)
             commitment, digest = home.read_record()[1].statement_sha256, home.read_result()["log_digest"]
             print_line(f"record elsewhere, for `coalmine verify`: commitment {commitment}, log digest {digest}")
-    if result.verdict is None or result.verdict.code == "no claim":
+    if result.verdict is None or isinstance(result.verdict.finding, NothingClaimed):
         return 0
     return VERDICT_CODES[result.verdict.outcome]
 

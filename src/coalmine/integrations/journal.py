@@ -16,9 +16,9 @@ from coalmine.evidence.ladder import presented_times
 from coalmine.integrations.setup import check_delta
 from coalmine.result.audit_result import AuditResult
 from coalmine.verdict.claim import TERMS, Claim
+from coalmine.verdict.claim_context import ROUNDED
 from coalmine.verdict.coverage import AuditedItem
 from coalmine.verdict.pipeline_record import accountant_version, of_library
-from coalmine.verdict.verdict import ROUNDED
 
 LIBRARIES = {  # for each trainer: its distribution on PyPI, and its privacy unit
     "flower": ("flwr", "client"),

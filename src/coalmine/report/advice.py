@@ -8,6 +8,10 @@ from coalmine.report.sentences import format_number, shorten
 from coalmine.report.stored_run import Run
 from coalmine.report.table_rows import strongest_row, top_row
 from coalmine.result.audit_result import AuditResult
+from coalmine.verdict.findings.amplified import AccountedAboveClaim, SamplerAboveClaim
+from coalmine.verdict.findings.canaries import Undetected
+from coalmine.verdict.findings.missing import NothingClaimed
+from coalmine.verdict.findings.noise import StatedTooLittle
 from coalmine.verdict.verdict import Verdict
 
 LESS_NOISE = (
@@ -89,23 +93,6 @@ LONG_LAYERS = (
     "The residual is longer than the stated noise there: `others` is incomplete in these tensors, or they get more noise "
     "than stated. A missing part of `others` could hide missing noise, so this rules out a PASS."
 )
-RESTATE = "Account for the observed sampling scheme and claim its ε, or fix the sampler."
-MORE_CANARIES = (
-    "Audit again with more canaries: `coalmine plan --sampling` prints how many are needed to decide the claim."
-)
-LEG_ADVICE = {  # by code of the verdict on an amplified claim
-    "accounting": "Run the accountant again with the noise multiplier, the sampling scheme and the number of rounds of this "
-    "training, and claim the ε that it returns. Or add noise until it returns the claimed ε.",
-    "range": "Use Poisson sampling or random allocation, whose ε is known accurately, or claim the upper end of the range.",
-    "sampler": RESTATE,
-    "sampler not observed": "Let each canary take part exactly when the pipeline's own sampler picks it, and set "
-    "`sampler_observed=True` in the claim. Until then, claim the mechanism's ε.",
-    "unobserved": "Observe every round that the claim covers. If training ended early, account for the rounds that took "
-    "place and claim that ε.",
-    "divisor": "Divide every round's sum by the same number, such as the expected number of participants.",
-    "picks": MORE_CANARIES,
-    "sampled power": MORE_CANARIES,
-}
 MOST_NAMED = 6  # tensors or gauges in one step
 
 
@@ -113,7 +100,7 @@ def next_steps(run: Run) -> list[str]:
     """The next steps, most urgent first."""
     result = run.result
     steps = [] if run.finished else [_unfinished_advice(run)]
-    if result.verdict is not None and result.verdict.code != "no claim":
+    if result.verdict is not None and not isinstance(result.verdict.finding, NothingClaimed):
         steps += _after_verdict(result, result.verdict)
     elif run.finished:
         steps.append(_after_no_claim(result))
@@ -169,17 +156,19 @@ def _unfinished_advice(run: Run) -> str:
 
 def _after_verdict(result: AuditResult, verdict: Verdict) -> list[str]:
     if verdict.outcome == "VIOLATION":
-        return _after_violation(result)
-    return [_after_pass(result) if verdict.outcome == "PASS" else _after_underpowered(result, verdict)]
+        return _after_violation(result, verdict)
+    if verdict.outcome == "PASS":
+        return [_after_pass(result, verdict)]
+    return [shorten(verdict.finding.advice()) if isinstance(verdict.finding, Undetected) else verdict.finding.advice()]
 
 
-def _after_pass(result: AuditResult) -> str:
+def _after_pass(result: AuditResult, verdict: Verdict) -> str:
     unchecked = [item.name for item in result.audited if item.is_open]
     caveat = f" When you quote the verdict, also say what was not checked: {', '.join(unchecked)}." if unchecked else ""
-    return f"Keep this report with the model.{caveat}"
+    return f"{verdict.finding.advice()}{caveat}"
 
 
-def _after_violation(result: AuditResult) -> list[str]:
+def _after_violation(result: AuditResult, verdict: Verdict) -> list[str]:
     rungs = [each.name for each in result.adversaries.values() if each.verdict and each.verdict.outcome == "VIOLATION"]
     low = [gauge.name for gauge in result.gauges if gauge.status == "low"]
     evidence = []
@@ -190,44 +179,13 @@ def _after_violation(result: AuditResult) -> list[str]:
         evidence.append(f"Noise is missing according to the gauge{'s' * (len(low) > 1)} {names}.")
     promise = "the claimed ε" if result.claim is not None else "an ε that was computed from the stated noise"
     steps = [" ".join([f"Do not release this model under {promise}.", *evidence])]
-    code = result.verdict.code if result.verdict else ""
-    if code in ("accounting", "sampler", "stated"):
-        return [*steps, _restate_advice(result) if code == "sampler" else LEG_ADVICE["accounting"]]
+    if isinstance(verdict.finding, AccountedAboveClaim | SamplerAboveClaim | StatedTooLittle):
+        return [*steps, verdict.finding.advice()]
     faults = likely_faults(result)
     steps += [f"Likely: {fault.title}. {fault.meaning} {fault.mend}" for fault in faults]
     if not faults and not low:
-        steps.append(
-            "Check clipping and noise. Is every update clipped before averaging? Is the standard deviation of the noise the "
-            "noise multiplier times the clip norm, in the units in which it is added? Is the noise fresh in every round and "
-            "every coordinate? Is it added before the server's optimiser?"
-        )
+        steps.append(verdict.finding.advice())
     return steps
-
-
-def _restate_advice(result: AuditResult) -> str:
-    """Advice where the sampler does not follow the claimed scheme; names the observed scheme if it is known."""
-    scheme = result.legs["sampling"].seen_scheme if "sampling" in result.legs else None
-    return RESTATE if scheme is None else f"{RESTATE} It looks like {scheme}."
-
-
-def _after_underpowered(result: AuditResult, verdict: Verdict) -> str:
-    if verdict.code == "sampler":
-        return _restate_advice(result)
-    if verdict.code == "power" and verdict.canaries_needed is not None:
-        return (
-            f"Audit again with {verdict.canaries_needed:,} canaries, which is enough to decide the claim (this run had "
-            f"{verdict.canaries:,})."
-        )
-    if verdict.code == "undetected":  # more canaries would not help
-        return f"First find out why the canaries are not detected: {shorten(verdict.reason)}."
-    if verdict.code in LEG_ADVICE:
-        return LEG_ADVICE[verdict.code]
-    if verdict.code == "gauge":
-        return (
-            "Find out why the gauges named here are outside their limits. Fix the noise, or correct the stated noise, and "
-            "audit again."
-        )
-    return f"Resolve this first: {verdict.reason.rstrip('.')}."
 
 
 def _after_no_claim(result: AuditResult) -> str:

@@ -6,6 +6,7 @@ from coalmine.estimators.literature.literature_row import LiteratureRow
 from coalmine.report.stored_run import Run
 from coalmine.report.table_rows import TableRow, top_row
 from coalmine.result.audit_result import AuditResult
+from coalmine.verdict.findings.finding import Doubt
 
 ATTACKERS = {
     "final": "sees the final model",
@@ -97,30 +98,6 @@ QUESTIONS = {  # by audited item
     "others": "Does others match the sum of the real clients in each round?",
 }
 
-UNDECIDED = {  # by code of an UNDERPOWERED verdict
-    "power": "this audit is too weak to confirm it",
-    "weak": "this audit is too weak to confirm it",
-    "gauge": "the noise does not look as stated, so the claim is not confirmed",
-    "training": "nothing was trained, so the claim is not confirmed for a trained model",
-    "pipeline": "the pipeline differs from the claim, so the claim is not confirmed",
-    "others": "without the right sum of the real clients (`others`) the claim cannot be confirmed",
-    "noise_std": "without the stated noise of every round the claim cannot be confirmed",
-    "participations": "the claim does not say how often a client takes part",
-    "stated": "the stated noise varies, and some rounds may have too little",
-    "uneven": "the canaries did not all count equally, so the claim is not confirmed",
-    "short": "the canaries arrived shorter than declared, so the claim is not confirmed",
-    "undetected": "the canaries were not detected, so the claim is not confirmed",
-    "constant": "there are too few canaries to judge it",
-    "no canaries": "no round with a canary was observed",
-    "range": "the exact ε of this sampling scheme is not known",
-    "sampler": "the sampler does not follow the claimed scheme, and the ε of its own scheme is not known accurately",
-    "sampler not observed": "nobody observed how the pipeline picks people",
-    "unobserved": "some of the rounds that it covers were not observed",
-    "divisor": "the sum is divided by the number of people who took part, which its accounting does not cover",
-    "picks": "the sampler picked too few canaries to judge it",
-    "sampled power": "there are too few canaries to confirm the noise",
-}
-
 LEGS = {  # the question of each leg of an amplified claim
     "accounting": "Does the accountant give the claimed ε for the claimed noise and sampling?",
     "noise": "Did the rounds have the noise that the accountant assumed?",
@@ -204,10 +181,11 @@ def verdict_sentence(run: Run) -> str:
                 f"PASS: nothing contradicts the claimed ε = {claim}, and this audit would have detected twice as much."
             )
         if outcome == "VIOLATION":
-            why = REFUTED.get(result.verdict.leg or "", "this training gives away more than the claimed ε = {claim}")
+            why = REFUTED.get(result.verdict.part or "", "this training gives away more than the claimed ε = {claim}")
             return f"VIOLATION: {why.format(claim=claim)}."
-        why = UNDECIDED.get(result.verdict.code, "this audit cannot confirm it")
-        return f"UNDERPOWERED: nothing refutes the claimed ε = {claim}, but {why}."
+        finding = result.verdict.finding
+        assert isinstance(finding, Doubt)
+        return f"UNDERPOWERED: nothing refutes the claimed ε = {claim}, but {finding.headline}."
     if top is None:
         return "Nothing was claimed, and no attack could be evaluated: there is no result."
     start = "Nothing was claimed, so there is no verdict" if run.finished else _why_unfinished(run)

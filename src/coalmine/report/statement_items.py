@@ -26,9 +26,12 @@ from coalmine.report.statement_facts import Facts
 from coalmine.report.table_rows import TableRow, top_row
 from coalmine.report.trainer_entries import client_exposure, number
 from coalmine.result.audit_result import AuditResult
+from coalmine.verdict.amplified_claim import ACCOUNTING
+from coalmine.verdict.claim_context import ROUNDED
 from coalmine.verdict.coverage import AuditedItem
+from coalmine.verdict.findings.amplified import Accounting
+from coalmine.verdict.findings.noise import LittleNoise
 from coalmine.verdict.pipeline_record import CLOSED_FORM, LONGEST_UNIT, ROW, PipelineRecord
-from coalmine.verdict.verdict import ROUNDED
 
 Basis = Literal["observed", "recorded by the run", "stated by the operator", "not stated"]
 OBSERVED: Basis = "observed"
@@ -81,7 +84,6 @@ ASSUMPTIONS = {  # by audited item: label, and the assumption as a sentence
 }
 LENGTH_GAUGES = ("noise", "residual", "pooled residual", "difference", "parts of blocks")
 OTHER_GAUGES = ("dilution", "others", "rounding")  # these test no assumption of the accounting
-SCORE_CODES = ("mean", "bound", "round", "composed", "stated", "evidence")  # violations that the canaries' scores prove
 NO_LEGS = "no separate leg: the claim does not rely on sampling"
 NO_CLAIM = "none: nothing was claimed"
 FALSE_ALARMS = (
@@ -191,8 +193,8 @@ def guarantee_items(sources: Sources) -> Iterator[Item]:
 def accounting_items(sources: Sources) -> Iterator[Item]:
     """Part 2: the accountant and its assumptions."""
     facts, pipeline = sources.facts.accounting, sources.pipeline
-    leg = sources.result.legs.get("accounting")
-    detail = "" if leg is None or not leg.accountant else f"the audit's own accountant is {leg.accountant}"
+    accounted = _accounted(sources.result)
+    detail = "" if accounted is None else f"the audit's own accountant is {accounted.accountant}"
     yield _text_item("accounting.accountant", "accountant", pipeline.accountant, facts.accountant, detail=detail)
     yield _text_item(
         "accounting.accountant_version", "accountant's version", pipeline.accountant_version, facts.accountant_version
@@ -324,8 +326,8 @@ def _adjacency_item(sources: Sources) -> Item:
     key, label, result = "guarantee.adjacency", "neighbouring data sets", sources.result
     fact, adjacency, claim = sources.facts.guarantee.adjacency, None, result.claim
     if claim is not None and claim.amplified:
-        leg = result.legs.get("accounting")
-        adjacency = None if leg is None or leg.adjacency is None else SAMPLED_ADJACENCY.get(leg.adjacency)
+        accounted = _accounted(result)
+        adjacency = None if accounted is None else SAMPLED_ADJACENCY.get(accounted.adjacency)
     elif claim is not None and (claim.sensitivity is None or sources.pipeline.accountant == CLOSED_FORM):
         adjacency = "add/remove or zero-out"  # the sensitivity is one clip norm per round, not two
     basis = RECORDED
@@ -433,7 +435,7 @@ def _contradicted_by(result: AuditResult, name: str) -> str:
     if outside:
         return f"these gauges are outside their limits: {', '.join(outside)}"
     verdict = result.legs.get("noise", result.verdict)
-    if name == "noise level" and verdict is not None and verdict.outcome == "VIOLATION" and verdict.code in SCORE_CODES:
+    if name == "noise level" and verdict is not None and isinstance(verdict.finding, LittleNoise):
         return verdict.reason
     return ""
 
@@ -470,6 +472,12 @@ def _verdict_text(verdict: Any) -> str:
     return f"{verdict.outcome}: {verdict.reason}"
 
 
+def _accounted(result: AuditResult) -> Accounting | None:
+    """The facts of the accounting part of an amplified claim."""
+    finding = result.legs[ACCOUNTING].finding if ACCOUNTING in result.legs else None
+    return finding if isinstance(finding, Accounting) else None
+
+
 def _measured_items(top: TableRow | None) -> Iterator[Item]:
     """The measured epsilon, its interval and the valid lower bound."""
     labels = ("measured ε, an estimate", "95 % interval of the measured ε", "lower bound of ε")
@@ -498,14 +506,13 @@ def _power_item(result: AuditResult) -> Item:
         return _make_item(key, label, NO_CLAIM)
     if verdict.outcome == "VIOLATION":
         return _make_item(key, label, "does not apply: the claim is refuted")
-    if verdict.power is None:
+    power = verdict.facts.get("power")
+    if power is None:
         return _missing_item(key, label, f"the verdict does not depend on it: {verdict.reason}")
-    text = f"twice the claimed ε would have been detected with a probability of {percent(verdict.power)}"
+    text = f"twice the claimed ε would have been detected with a probability of {percent(power)}"
     if verdict.outcome == "PASS" and result.legs:
-        text = (
-            f"each leg would have detected twice the claimed ε with a probability of at least {percent(verdict.power)}"
-        )
-    return _make_item(key, label, text, verdict.power)
+        text = f"each leg would have detected twice the claimed ε with a probability of at least {percent(power)}"
+    return _make_item(key, label, text, power)
 
 
 def _gauges_item(gauges: tuple[Gauge, ...]) -> Item:

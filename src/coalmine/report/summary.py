@@ -17,9 +17,12 @@ from coalmine.report.trainer_entries import (
     whole,
 )
 from coalmine.result.audit_result import AuditResult
+from coalmine.verdict.amplified_claim import ACCOUNTING, SAMPLING
 from coalmine.verdict.claim import Claim
 from coalmine.verdict.coverage import AuditedItem
-from coalmine.verdict.verdict import Verdict
+from coalmine.verdict.findings.amplified import Accounting
+from coalmine.verdict.findings.gauges import NoiseRemovable
+from coalmine.verdict.findings.missing import NothingClaimed
 
 MOST_NAMED = 12  # tensors in a line of text
 NOT_SEEN = "not seen: "
@@ -120,25 +123,22 @@ def legs_of(result: AuditResult) -> list[Leg]:
 
 def claim_words(result: AuditResult) -> str:
     """The basis of an amplified claim: scheme, noise, accountant, adjacency, and the kind of its ε."""
-    claim, accounted = result.claim, result.legs.get("accounting")
+    claim = result.claim
     if claim is None or claim.sampling is None:
         return ""
     parts = [f"amplified by sampling: {claim.sampling}"]
-    if accounted is None:
-        return parts[0]
-    if accounted.claimed_noise is not None:
-        parts.append(f"noise multiplier {format_number(accounted.claimed_noise)}")
-    if accounted.accountant:
-        parts.append(f"accountant: {accounted.accountant}{_figure_kind(accounted)}")
-    if accounted.adjacency:
-        parts.append(f"adjacency: {accounted.adjacency}")
+    accounted = result.legs[ACCOUNTING].finding if ACCOUNTING in result.legs else None
+    if isinstance(accounted, Accounting):
+        parts += [
+            f"noise multiplier {format_number(accounted.claimed_noise)}",
+            f"accountant: {accounted.accountant}{_figure_kind(accounted)}",
+            f"adjacency: {accounted.adjacency}",
+        ]
     return "; ".join(parts)
 
 
-def _figure_kind(accounted: Verdict) -> str:
+def _figure_kind(accounted: Accounting) -> str:
     """The kind of ε that the accountant gives, and the ε itself."""
-    if accounted.epsilon_kind is None or accounted.epsilon_range is None:
-        return ""
     low, high = accounted.epsilon_range
     if accounted.epsilon_kind == "range":
         return f", a range: ε between {format_number(low)} and {format_number(high)}"
@@ -151,9 +151,9 @@ def _refuted_by(result: AuditResult) -> str:
     verdict = result.verdict
     if verdict is None or verdict.outcome != "VIOLATION":
         return ""
-    if verdict.leg in ("accounting", "sampling"):
-        return f"; the {verdict.leg} leg refutes the claim, not this number"
-    return "; a gauge refutes the claim, not this number" if verdict.code == "gauge" else ""
+    if verdict.part in (ACCOUNTING, SAMPLING):
+        return f"; the {verdict.part} leg refutes the claim, not this number"
+    return "; a gauge refutes the claim, not this number" if isinstance(verdict.finding, NoiseRemovable) else ""
 
 
 def _canary_rounds(result: AuditResult) -> str:
@@ -213,7 +213,7 @@ def _analytical_figures(result: AuditResult) -> list[KeyFigure]:
 
 def verdict_lines(result: AuditResult) -> list[str]:
     """The verdict and its reason in one line; empty without a claim."""
-    if result.verdict is None or result.verdict.code == "no claim":
+    if result.verdict is None or isinstance(result.verdict.finding, NothingClaimed):
         return []
     return [f"{result.verdict.outcome}: {shorten(result.verdict.reason)}"]
 

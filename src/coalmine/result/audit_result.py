@@ -17,9 +17,11 @@ from coalmine.evidence.unknown_round import LossFit
 from coalmine.log.commitment import SCHEMA_VERSION
 from coalmine.measure.settings import Settings
 from coalmine.verdict.alarm import Alarm
+from coalmine.verdict.amplified_claim import PARTS
 from coalmine.verdict.claim import TERMS, Claim
 from coalmine.verdict.coverage import AuditedItem
-from coalmine.verdict.verdict import LEGS, NO_VERDICT, PASS, Verdict
+from coalmine.verdict.outcome import PASS
+from coalmine.verdict.verdict import NO_VERDICT, Verdict
 
 CONFIDENCE = 0.95
 CLAIM_FIELDS = ("sensitivity", "sampling", "noise_multiplier", "sampler_observed", *TERMS)  # stored if a claim has them
@@ -382,8 +384,8 @@ def _check_agreement(claim: Claim | None, verdict: Verdict | None, legs: Mapping
         raise ValueError("a claim has a verdict")
     if claim is None and verdict is not None and verdict.outcome == PASS:
         raise ValueError("without a claim there is no PASS")
-    if tuple(legs) != (LEGS if claim is not None and claim.amplified else ()):
-        raise ValueError(f"a claim amplified by sampling has the legs {', '.join(LEGS)}, and no other claim has legs")
+    if tuple(legs) != (PARTS if claim is not None and claim.amplified else ()):
+        raise ValueError(f"a claim amplified by sampling has the legs {', '.join(PARTS)}, and no other claim has legs")
     if verdict is not None and verdict.outcome == PASS and any(leg.outcome != PASS for leg in legs.values()):
         raise ValueError("a PASS has no leg that did not pass")
 
@@ -419,13 +421,7 @@ def _verdict(values: Mapping[str, Any]) -> Verdict | None:
     if values["verdict"] is None:
         return None
     facts = {name: _special(value) for name, value in _mapping(values["facts"]).items()}
-    stored = {"outcome": values["verdict"], "code": values["reason_code"], "rung": values["decided_by"]}
-    verdict = convert({**stored, **facts}, Verdict)
-    try:
-        str(verdict.reason)
-    except (LookupError, TypeError, ValueError, AttributeError):
-        raise ValueError(f"the facts of a verdict of code {shown(verdict.code)} do not fit its sentence") from None
-    return verdict
+    return Verdict.from_dict({**values, "facts": facts})
 
 
 def _alarm(values: Mapping[str, Any]) -> Alarm:

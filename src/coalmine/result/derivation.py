@@ -26,8 +26,12 @@ from coalmine.result.rows import make_headline, make_row, make_sampled_row, samp
 from coalmine.verdict.alarm import Alarm, AlarmReader
 from coalmine.verdict.amplified_claim import SampledClaim, judge_sampled, moves_in_groups, read_claim, with_schedule
 from coalmine.verdict.claim import Claim
+from coalmine.verdict.claim_context import RunFacts
 from coalmine.verdict.coverage import AuditedItem, CoverageReader, audited_items, checked_items
-from coalmine.verdict.verdict import PASS, UNDERPOWERED, VIOLATION, Evidence, Verdict, judge, judge_unclaimed
+from coalmine.verdict.findings.missing import PipelineDiffers
+from coalmine.verdict.mechanism_claim import judge, judge_unclaimed
+from coalmine.verdict.outcome import PASS, VIOLATION
+from coalmine.verdict.verdict import Verdict
 
 LEAST_NOISE = 1e-3  # noise multiplier below which every score is certain
 MOST_ROWS = 3  # most rows of a rung if sampling decides how often a canary is presented
@@ -73,20 +77,20 @@ def derive_result(
     gauges = [*gauge_reader.gauges(), *([] if in_release is None else [in_release]), *training.gauges(log.final)]
     unknown = None if hidden is None else hidden.reading()
     rungs = _in_order(rung_reader.scores(log.final), unknown)
-    evidence = replace(_evidence(log, settings, stated, clients), vouched=others_complete, schedule=schedule)
-    participations = evidence.planned if claim is None else claim.participations or evidence.planned
+    run = replace(_run_facts(log, settings, stated, clients), vouched=others_complete, schedule=schedule)
+    participations = run.planned if claim is None else claim.participations or run.planned
     verdict: Verdict | None = None
     by_rung: dict[str, Verdict] = {}
     notes: list[str] = [] if why is None else [why]
     legs: dict[str, Verdict] = {}
     if claim is not None and sampled is None:
-        verdict, by_rung, more = judge(claim, rungs, gauges, evidence)
+        verdict, by_rung, more = judge(claim, rungs, gauges, run)
         notes += more
     elif sampled is not None:
-        verdict, by_rung, legs, more = judge_sampled(sampled, rungs, gauges, evidence, log, settings, stated.clip_norms)
+        verdict, by_rung, legs, more = judge_sampled(sampled, rungs, gauges, run, log, settings, stated.clip_norms)
         notes += more
     else:
-        verdict = judge_unclaimed(rungs, gauges, evidence)
+        verdict = judge_unclaimed(rungs, gauges, run)
     alarm = None if alarms is None else alarms.alarm
     if alarm is not None:
         verdict = verdict if verdict is not None and verdict.outcome == VIOLATION else alarm.verdict
@@ -125,8 +129,8 @@ def derive_result(
             gauges,
             unobserved=max((settings.rounds or max(log.numbers, default=0)) - len(log.numbers), 0),
             participations=None if claim is None else claim.participations,
-            planned=evidence.planned,
-            presentations=evidence.presentations,
+            planned=run.planned,
+            presentations=run.presentations,
             sampling=legs.get("sampling"),
             given=audited,
         ),
@@ -141,7 +145,7 @@ def _without_pass(verdict: Verdict | None, audited: Iterable[AuditedItem]) -> Ve
     failed = next((item for item in audited if item.status == "failed"), None)
     if failed is None or verdict is None or verdict.outcome != PASS:
         return verdict
-    return Verdict(outcome=UNDERPOWERED, code="pipeline", item=failed.name, detail=failed.detail)
+    return Verdict(finding=PipelineDiffers(item=failed.name, detail=failed.detail))
 
 
 def _one_look(log: RoundLog, settings: Settings, verdict: Verdict | None, alarm: Alarm | None) -> list[str]:
@@ -259,14 +263,14 @@ def _sampled_row(unknown: UnknownRound, rungs: list[Scores], settings: Settings)
     return make_sampled_row(unknown, NoiseSignal.of(groups), settings)
 
 
-def _evidence(log: RoundLog, settings: Settings, stated: StatedReader, clients: int | None) -> Evidence:
-    """The evidence of a verdict besides scores and gauges."""
+def _run_facts(log: RoundLog, settings: Settings, stated: StatedReader, clients: int | None) -> RunFacts:
+    """The facts of the run that a verdict needs besides scores and gauges."""
     times = presented_times(log, settings)
     # numbers increase from 1, so they are complete if there are as many as planned and the last is the planned one
     scheduled = settings.rounds is not None and len(log.numbers) == settings.rounds == max(log.numbers, default=0)
     expected = presentation_counts(settings.canaries, settings.presentations)
     followed = scheduled and bool((times <= expected).all()) and int(times.max()) == int(expected.max())
-    return Evidence(
+    return RunFacts(
         delta=settings.delta,
         planned=int(expected.max()) if followed else None,
         presentations=int(times.max()),

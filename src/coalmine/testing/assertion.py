@@ -6,7 +6,8 @@ from typing import Any
 
 from coalmine.result.audit_result import AuditResult, format_interval, format_number
 from coalmine.testing.mechanism_check import check_private
-from coalmine.verdict.verdict import Outcome
+from coalmine.verdict.findings.power import Measured
+from coalmine.verdict.outcome import Outcome
 
 
 class PrivacyNote(UserWarning):
@@ -48,8 +49,9 @@ def properties(result: AuditResult) -> dict[str, str]:
     }
     if result.interval is not None:
         values["epsilon_interval"] = format_interval(result.interval)
-    if result.verdict.detectable_epsilon is not None:
-        values["detectable_epsilon"] = f"{result.verdict.detectable_epsilon:.6g}"
+    detectable = result.verdict.facts.get("detectable_epsilon")
+    if detectable is not None:
+        values["detectable_epsilon"] = f"{detectable:.6g}"
     fault = result.extra["check"]["likely_fault"]
     return values | ({"likely_fault": fault} if fault else {})
 
@@ -75,7 +77,7 @@ def describe_failure(result: AuditResult, name: str) -> str:
     ]
     if check["likely_fault"]:
         lines.append(f"likely fault: {check['likely_fault']}")
-    if result.verdict.code == "power":
+    if isinstance(result.verdict.finding, Measured):
         lines.append("what to do: each call gives one score for every client; raise clients or most_calls")
     lines += [f"note: {note}" for note in result.notes]
     calls = f"{check['calls']} calls with {check['clients']} clients in {result.settings.dim:,} dimensions"

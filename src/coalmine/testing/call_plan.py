@@ -13,7 +13,7 @@ from scipy.special import ndtr, ndtri
 from coalmine.argument_checks import Floats
 from coalmine.estimators.mechanism import mechanism_noise
 from coalmine.measure.settings import FEWEST
-from coalmine.verdict.verdict import POWER, TEST_LEVEL
+from coalmine.verdict.rung_claim import POWER, TEST_LEVEL
 
 FEWEST_CALLS = 3  # repeated noise shows only between calls
 FEWEST_CANARIES = 20

@@ -6,7 +6,11 @@ from dataclasses import dataclass
 from coalmine.known_faults import evidence_of
 from coalmine.result.audit_result import AuditResult
 from coalmine.testing.tested_mechanism import Mechanism
-from coalmine.verdict.verdict import Outcome
+from coalmine.verdict.findings.canaries import ShortCanaries
+from coalmine.verdict.findings.checks import ClientTooLoud, NoiseFollowsData, ShrunkByOthers, SilentCoordinates
+from coalmine.verdict.findings.finding import Finding
+from coalmine.verdict.findings.gauges import GaugeReading
+from coalmine.verdict.outcome import Outcome
 
 APART = 4.0  # standard errors by which two measured norms must differ
 UNCLIPPED = 50.0  # ratio of the measured norms at 1,000 and 10 clip norms: 100 without clipping, 1 with it
@@ -81,7 +85,7 @@ def likely_fault(mechanism: Mechanism, pattern: str, result: AuditResult, readin
             "a client with the largest weight counts for more than the noise was sized for. Weigh all clients equally, or "
             "size the noise for the largest weight"
         )
-    if refuted and (fault := _fault_of_single_clients(pattern, verdict.code, long, readings)):
+    if refuted and (fault := _fault_of_single_clients(pattern, verdict.finding, long, readings)):
         return fault
     if refuted and pattern == "huge" and huge is not None and huge.noise < 0.8 * long.noise:
         return (
@@ -106,18 +110,18 @@ def likely_fault(mechanism: Mechanism, pattern: str, result: AuditResult, readin
             "a long update counts for more if others are shorter, as when the sum or the mean is clipped. Clip each "
             "client's update by itself"
         )
-    if verdict.code == "noise follows data":
+    if isinstance(verdict.finding, NoiseFollowsData):
         return "the noise is sized by the updates. Size it by the clip norm alone"
-    if verdict.code == "shrunk":
+    if isinstance(verdict.finding, ShrunkByOthers):
         return "all updates are scaled by the largest norm, or by that of their sum. Scale each update by its own norm"
-    if verdict.code == "short":
+    if isinstance(verdict.finding, ShortCanaries):
         return (
             "the sum or the mean may be clipped, so that each client counts for less the more there are, or updates are "
             "lost. Clip each client's update by itself"
         )
     if mechanism.noise is None and not _is_bare(long):
         evidence = evidence_of(result)
-        if verdict.code == "gauge" and verdict.gauge in ("repeat", "repeat of any"):
+        if isinstance(verdict.finding, GaugeReading) and verdict.finding.gauge in ("repeat", "repeat of any"):
             return REPEAT
         for words, fault in LAW_FAULTS:
             if evidence & words:
@@ -125,15 +129,15 @@ def likely_fault(mechanism: Mechanism, pattern: str, result: AuditResult, readin
     return _too_little_noise(mechanism, readings[pattern]) if refuted else None
 
 
-def _fault_of_single_clients(pattern: str, code: str, long: Reading, readings: dict[str, Reading]) -> str | None:
+def _fault_of_single_clients(pattern: str, finding: Finding, long: Reading, readings: dict[str, Reading]) -> str | None:
     """The fault if single clients, or updates of a special shape, refuted the claim."""
     if pattern == "clients":
         return "one client counts for more than the others. Look for a client that is added twice, or is not clipped"
     if pattern not in ("one-hot", "sparse", "flat"):
         return None
-    if code == "silent":
+    if isinstance(finding, SilentCoordinates):
         return "noise is missing where no client contributes. Add noise to every coordinate that is released"
-    if code == "client":
+    if isinstance(finding, ClientTooLoud):
         return "some coordinates are not clipped. Scale each whole update to at most the clip norm"
     reading = readings[pattern]
     if reading.noise < 0.9 * long.noise:

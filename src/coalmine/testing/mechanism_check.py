@@ -37,8 +37,16 @@ from coalmine.testing.release_calls import ROUNDED_NOISE, Progress, ReleaseTrial
 from coalmine.testing.shaped_calls import ShapedPattern, shaped_patterns
 from coalmine.testing.tested_mechanism import Adjacency, Aggregate, Mechanism, checked_mechanism
 from coalmine.testing.update_arrays import Form
+from coalmine.verdict.claim_context import ROUNDED
 from coalmine.verdict.coverage import AuditedItem, Status
-from coalmine.verdict.verdict import ROUNDED, Outcome, Verdict, gauge_verdict
+from coalmine.verdict.findings.canaries import UnevenScores
+from coalmine.verdict.findings.checks import NoiseFollowsData, ShrunkByOthers
+from coalmine.verdict.findings.finding import Significance
+from coalmine.verdict.findings.gauges import GaugeReading, NoisePartlyLeft, NoiseRemovable, OutsideLimits
+from coalmine.verdict.findings.power import DetectableInCalls, EnoughPower, Measured, TooFewCalls
+from coalmine.verdict.gauge_proofs import reading_of
+from coalmine.verdict.outcome import Outcome
+from coalmine.verdict.verdict import Verdict
 
 LONGEST_ASSORTED = 30.0  # largest norm of the pattern, in clip norms
 NOISE_RATIO = (
@@ -215,10 +223,12 @@ def _combined(
     readings = {pattern.name: trials.reading(pattern) for pattern in patterns}
     readings |= {pattern.name: trials.shaped_reading(pattern) for pattern in shaped}
     verdict = _verdict(result)
-    if mechanism.noise is None and verdict.code == "power":
+    if mechanism.noise is None and isinstance(verdict.finding, Measured):
         tested = [main, *(pattern for pattern in others if pattern.weighted)]
         reached = max(trials.detectable(pattern) for pattern in tested)
-        result = replace(result, verdict=replace(verdict, detectable_epsilon=reached, power=PLANNED_POWER))
+        facts = verdict.finding.facts | {"power": PLANNED_POWER, "detectable_epsilon": reached}
+        found = DetectableInCalls if isinstance(verdict.finding, EnoughPower) else TooFewCalls
+        result = replace(result, verdict=replace(verdict, finding=found(**facts)))
     certain = mechanism.noise is None and _is_certain(verdict, trials.excess(decided))
     return _described(mechanism, main, trials, result, name, readings, verdicts), certain
 
@@ -269,7 +279,7 @@ def _by_client(
     found = trials.refuted_by_client(patterns)
     if found is not None:
         return replace(result, verdict=found[0], headline=found[1]), "clients"
-    for pattern in shaped if _verdict(result).code != "gauge" else ():
+    for pattern in shaped if not isinstance(_verdict(result).finding, GaugeReading) else ():
         found = trials.refuted_by_shaped(pattern)
         if found is not None:
             return replace(result, verdict=found[0], headline=found[1]), pattern.name
@@ -290,26 +300,25 @@ def _compared(
         left = 0.0 if repeat.noise_left is None else repeat.noise_left
         epsilon = trials.epsilon_with(left, result)
         if epsilon > ROUNDED * mechanism.epsilon:
-            verdict = gauge_verdict(repeat, Outcome.VIOLATION)
+            proof = NoiseRemovable(**reading_of(repeat))
             if left >= NO_NOISE:
-                verdict = replace(verdict, noise_left=left, epsilon=epsilon)
-            return replace(result, verdict=verdict)
+                proof = NoisePartlyLeft(**reading_of(repeat), noise_left=left, epsilon=epsilon)
+            return replace(result, verdict=Verdict(finding=proof))
     if not _passed(result):
         return result
     for gauge in (repeat, rank):
         if gauge.status != "ok":
-            return replace(result, verdict=gauge_verdict(gauge, Outcome.UNDERPOWERED))
+            return replace(result, verdict=Verdict(finding=OutsideLimits(**reading_of(gauge))))
     usual = trials.reading(main)
     noises = [trials.reading(pattern).noise for pattern in others if not pattern.weighted]
     for noise in [*noises, *(trials.shaped_reading(pattern).noise for pattern in shaped)]:
         ratio = noise / usual.noise if usual.noise > 0 else 1.0
         if not NOISE_RATIO <= ratio <= 1 / NOISE_RATIO:
-            verdict = Verdict(outcome=Outcome.UNDERPOWERED, code="noise follows data", factor=ratio)
-            return replace(result, verdict=verdict)
+            return replace(result, verdict=Verdict(finding=NoiseFollowsData(factor=ratio)))
     for pattern in others:
         kept = trials.arrival(pattern, usual)
         if kept is not None and kept[0] < ARRIVES and kept[0] + ARRIVES_STDS * kept[1] < 1:
-            return replace(result, verdict=Verdict(outcome=Outcome.UNDERPOWERED, code="shrunk", length=kept[0]))
+            return replace(result, verdict=Verdict(finding=ShrunkByOthers(length=kept[0])))
     return result
 
 
@@ -363,7 +372,8 @@ def _refutes(verdict: Verdict, sharing: int) -> bool:
     """
     if verdict.outcome != Outcome.VIOLATION:
         return False
-    return verdict.p_value is None or verdict.level is None or verdict.p_value < verdict.level / sharing
+    finding = verdict.finding
+    return not isinstance(finding, Significance) or finding.p_value < finding.level / sharing
 
 
 def _is_certain(verdict: Verdict, p_value: float) -> bool:
@@ -371,14 +381,15 @@ def _is_certain(verdict: Verdict, p_value: float) -> bool:
 
     Any other one is repeated. `p_value` is that of the mean score in the calls that decided.
     """
+    finding = verdict.finding
+    if isinstance(finding, NoiseRemovable):  # without a share that is left, the attacker can remove all noise
+        return not isinstance(finding, NoisePartlyLeft) or p_value <= CERTAIN
     if verdict.outcome == Outcome.VIOLATION:
-        if verdict.code == "gauge":  # without `noise_left` the attacker can remove all noise
-            return verdict.noise_left is None or p_value <= CERTAIN
-        return min(p_value, 1.0 if verdict.p_value is None else verdict.p_value) <= CERTAIN
-    if verdict.code == "uneven":
-        return (verdict.spread or 0.0) >= MARGIN * (verdict.most_spread or 0.0)
-    if verdict.code == "gauge" and verdict.reading is not None and verdict.limits is not None:
-        smallest, largest = verdict.reading
-        low, high = verdict.limits
+        return min(p_value, finding.p_value if isinstance(finding, Significance) else 1.0) <= CERTAIN
+    if isinstance(finding, UnevenScores):
+        return finding.spread >= MARGIN * finding.most_spread
+    if isinstance(finding, OutsideLimits):
+        smallest, largest = finding.reading
+        low, high = finding.limits
         return smallest < low - (MARGIN - 1) * abs(low) or largest > high + (MARGIN - 1) * abs(high)
     return True

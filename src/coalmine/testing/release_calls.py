@@ -27,7 +27,9 @@ from coalmine.testing.shaped_calls import LEVEL as CLIENT_LEVEL
 from coalmine.testing.shaped_calls import ShapedCall, ShapedPattern, client_verdict, judge_shaped
 from coalmine.testing.tested_mechanism import Mechanism
 from coalmine.testing.update_arrays import Shapes, released_vector
-from coalmine.verdict.verdict import Evidence, Verdict, judge
+from coalmine.verdict.claim_context import RunFacts
+from coalmine.verdict.mechanism_claim import judge
+from coalmine.verdict.verdict import Verdict
 
 Progress = Callable[[int, int], None]
 CREDIBLE_STDS = 3.0  # standard errors by which the canaries' measured norm may differ from that of a sum or a mean
@@ -254,7 +256,7 @@ class ReleaseTrials:
         with np.errstate(divide="ignore", invalid="ignore"):  # without any noise
             read_log(audit.log, audit.settings, rungs, gauges, stated)
             scores = [group for group in rungs.scores() if group.rung == RUNG]
-            evidence = Evidence(
+            run = RunFacts(
                 delta=self._mechanism.delta,
                 planned=None,
                 presentations=max((group.presentations or 1 for group in scores), default=0),
@@ -262,7 +264,7 @@ class ReleaseTrials:
                 stated=stated.stated_noise(),
                 vouched=True,
             )
-            verdict, _, _ = judge(self._mechanism.claim, scores, self._fair(pattern, gauges.gauges()), evidence)
+            verdict, _, _ = judge(self._mechanism.claim, scores, self._fair(pattern, gauges.gauges()), run)
         return verdict
 
     def _fair(self, pattern: Pattern, gauges: list[Gauge]) -> list[Gauge]:

@@ -14,7 +14,9 @@ from scipy.special import bdtrc, erf, ncfdtr
 
 from coalmine.argument_checks import Floats
 from coalmine.evidence.noise_signal import NoiseSignal
-from coalmine.verdict.verdict import Outcome, Verdict
+from coalmine.verdict.findings.checks import ClientTooLoud, SilentCoordinates
+from coalmine.verdict.findings.noise import MeanTooHigh
+from coalmine.verdict.verdict import Verdict
 
 LEVEL = 1e-4  # of each test of shaped calls or single clients, over all calls of a check
 STRETCH = 8  # one-hot updates often lie in one of this many parts of the coordinates
@@ -134,7 +136,7 @@ def _silent(calls: list[ShapedCall]) -> tuple[Verdict, NoiseSignal] | None:
     p_value = float(bdtrc(zeros - 1, empty.size, min(SILENT_FACTOR * expected + SILENT_SHARE, 1.0))) if zeros else 1.0
     if p_value >= LEVEL:
         return None
-    verdict = Verdict(outcome=Outcome.VIOLATION, code="silent", factor=share, p_value=p_value, level=LEVEL)
+    verdict = Verdict(finding=SilentCoordinates(factor=share, p_value=p_value, level=LEVEL))
     return verdict, NoiseSignal(math.inf, 0.0, math.inf, math.inf, 0.0)
 
 
@@ -146,10 +148,7 @@ def _mean(calls: list[ShapedCall], claimed: float) -> tuple[Verdict, NoiseSignal
     p_value = signal.p_value(claimed)
     if p_value >= LEVEL:
         return None
-    verdict = Verdict(
-        outcome=Outcome.VIOLATION,
-        code="mean",
-        rung="known-others",
+    found = MeanTooHigh(
         score=signal.beta,
         claimed_score=claimed,
         p_value=p_value,
@@ -157,7 +156,7 @@ def _mean(calls: list[ShapedCall], claimed: float) -> tuple[Verdict, NoiseSignal
         claimed_noise=1 / claimed,
         measured_noise=1 / signal.beta,
     )
-    return verdict, signal
+    return Verdict(finding=found, rung="known-others"), signal
 
 
 def _client(calls: list[ShapedCall], claimed: float) -> tuple[Verdict, NoiseSignal] | None:
@@ -178,10 +177,7 @@ def _client(calls: list[ShapedCall], claimed: float) -> tuple[Verdict, NoiseSign
 
 def client_verdict(score: float, claimed: float, p_value: float) -> Verdict:
     """The verdict if one client contributes too much; contributions are in standard deviations of the noise."""
-    return Verdict(
-        outcome=Outcome.VIOLATION,
-        code="client",
-        rung="known-others",
+    found = ClientTooLoud(
         score=score,
         claimed_score=claimed,
         p_value=p_value,
@@ -189,3 +185,4 @@ def client_verdict(score: float, claimed: float, p_value: float) -> Verdict:
         claimed_noise=1 / claimed,
         measured_noise=1 / score,
     )
+    return Verdict(finding=found, rung="known-others")

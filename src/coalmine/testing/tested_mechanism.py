@@ -20,7 +20,7 @@ from coalmine.estimators.mechanism import mechanism_noise
 from coalmine.testing.call_plan import ScoreTest
 from coalmine.testing.update_arrays import Shapes, UpdateForm, checked_shapes
 from coalmine.verdict.claim import Claim
-from coalmine.verdict.verdict import ROUNDED
+from coalmine.verdict.claim_context import ROUNDED
 
 Adjacency = Literal["zero-out", "add-remove", "replace-one"]
 Aggregate = Literal["sum", "mean"]

@@ -25,21 +25,16 @@ from coalmine.evidence.views import Look, Looker, View
 from coalmine.log.rounds_file import Entry
 from coalmine.measure.round import Round
 from coalmine.measure.settings import Settings, presentation_counts
-from coalmine.verdict.amplified_claim import SampledClaim, read_claim
+from coalmine.verdict.amplified_claim import SAMPLING, SampledClaim, read_claim
 from coalmine.verdict.claim import LARGEST_CLAIM, Claim
+from coalmine.verdict.claim_context import ROUNDED, ClaimContext, RunFacts, context_of
+from coalmine.verdict.findings.amplified import SamplerAboveClaim
+from coalmine.verdict.findings.noise import EvidenceOfLess, RoundAboveClaim
+from coalmine.verdict.gauge_proofs import proof, proves
+from coalmine.verdict.outcome import VIOLATION
 from coalmine.verdict.round_limits import lower_limit
-from coalmine.verdict.verdict import (
-    ROUNDED,
-    VIOLATION,
-    Case,
-    Evidence,
-    Outcome,
-    Verdict,
-    case_of,
-    proof,
-    proves,
-    stated_too_little,
-)
+from coalmine.verdict.rung_claim import stated_too_little
+from coalmine.verdict.verdict import Verdict
 
 EVIDENCE_LEVEL = levels.EVIDENCE_LEVEL
 GAUGE_LEVEL = (
@@ -77,12 +72,7 @@ class Alarm:
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "Alarm":
         """The inverse of `to_dict`."""
-        facts: dict[str, Any] = {
-            name: tuple(value) if isinstance(value, list) else value for name, value in values["facts"].items()
-        }
-        outcome, code, rung = Outcome(values["verdict"]), values["reason_code"], values["decided_by"]
-        verdict = Verdict(outcome=outcome, code=code, rung=rung, **facts)
-        return cls(round=values["round"], evidence=values["evidence"], verdict=verdict)
+        return cls(round=values["round"], evidence=values["evidence"], verdict=Verdict.from_dict(values))
 
 
 class ViolationError(RuntimeError):
@@ -118,11 +108,11 @@ class AlarmReader:
         self._stated = StatedReader(settings)
         self._entries: list[Entry] = []
         loosely = replace(claim, epsilon=min(ROUNDED * claim.epsilon, LARGEST_CLAIM))  # printed claims are rounded
-        self._needed_noise = self._case(loosely).noise  # in every round, if all have equal noise
+        self._needed_noise = self._context(loosely).noise  # in every round, if all have equal noise
         self._evidence = RunningEvidence(self._needed_noise)
         self._multipliers: list[float] = []  # stated, round by round
         self._slack, self._slack_at = 1.0, 0  # claimed noise over stated noise, and the rounds at which it was computed
-        self.claimed_noise = self._case(claim).noise  # the noise multiplier that the claim needs
+        self.claimed_noise = self._context(claim).noise  # the noise multiplier that the claim needs
         self._looks, self._next_look = 0, 1
         self.alarm: Alarm | None = None
         self.last_round = 0
@@ -233,7 +223,7 @@ class AlarmReader:
             return
         if self._evidence.log >= -math.log(EVIDENCE_LEVEL):
             rung = "known-others" if look.white_residual is not None else "known-round"
-            self._raise(self._evidence_facts(rung))
+            self._raise(Verdict(finding=self._evidence_of_less(), rung=rung))
         elif p_value < level:
             self._raise_round(view, members, level, p_value)
 
@@ -241,29 +231,23 @@ class AlarmReader:
         """Raise the alarm if one round by itself has less noise than the whole claim allows."""
         scores = view.observed[view.present[members]]
         signal = NoiseSignal(float(scores.mean()), float(scores.size), view.dof, view.dof, 0.0)
-        case = self._case(self._claim)
-        epsilon = case.composed(np.array([lower_limit(signal, level)])) if not case.evidence.correlated else math.inf
-        if not case.exceeded(epsilon):
+        context = self._context(self._claim)
+        epsilon = context.composed(np.array([lower_limit(signal, level)])) if not context.run.correlated else math.inf
+        if not context.exceeded(epsilon):
             return
         weight = float(np.mean(view.weights))
-        self._raise(
-            Verdict(
-                outcome=VIOLATION,
-                code="round",
-                score=signal.beta,
-                claimed_score=weight / self._needed_noise,
-                p_value=p_value,
-                level=level,
-                rounds=1,
-                first_round=view.number,
-            )
+        found = RoundAboveClaim(
+            score=signal.beta,
+            claimed_score=weight / self._needed_noise,
+            p_value=p_value,
+            level=level,
+            rounds=1,
+            first_round=view.number,
         )
+        self._raise(Verdict(finding=found))
 
-    def _evidence_facts(self, rung: str) -> Verdict:
-        return Verdict(
-            outcome=VIOLATION,
-            code="evidence",
-            rung=rung,
+    def _evidence_of_less(self) -> EvidenceOfLess:
+        return EvidenceOfLess(
             score=self._evidence.mean,
             claimed_score=1 / self.claimed_noise,
             claimed_noise=self.claimed_noise,
@@ -279,29 +263,30 @@ class AlarmReader:
         if self.alarm is not None or not self._follows_schedule:
             return
         gauges = self._gauges.gauges(spent_level(GAUGE_LEVEL, self._looks), proofs_only=True)
-        case = self._case(self._claim, gauges=gauges)
-        proofs = [gauge for gauge in gauges if proves(gauge, case)]
+        context = self._context(self._claim, gauges=gauges)
+        proofs = [gauge for gauge in gauges if proves(gauge, context)]
         if proofs:
             also = tuple(f"the {gauge.name} gauge" for gauge in proofs[1:])
-            self._raise(replace(proof(proofs[0], case), evidence=also))
+            self._raise(Verdict(finding=proof(proofs[0], context), evidence=also))
             return
         enough = min(self._multipliers, default=0.0) >= self.claimed_noise
-        stated = None if enough else stated_too_little(case)
-        facts = stated or self._sampler_facts()
-        if facts is not None:
-            self._raise(facts)
+        stated = None if enough else stated_too_little(context)
+        if stated is not None:
+            self._raise(Verdict(finding=stated))
+        else:
+            self._look_at_sampler()
 
-    def _sampler_facts(self) -> Verdict | None:
-        """The verdict on the sampler if it refutes the claim."""
+    def _look_at_sampler(self) -> None:
+        """Raise the alarm if the sampler refutes the claim, at this look's share of the level."""
         if self._sampled is None or not self._claim.sampler_observed:
-            return None
-        leg = self._sampled.sampling_leg(self._entries, self._settings, self._stated.clip_norms)
-        certain = leg.p_value is not None and leg.p_value < spent_level(SAMPLER_LEVEL, self._looks)
-        return leg if leg.outcome == VIOLATION and certain else None
+            return
+        found = self._sampled.sampler_finding(self._entries, self._settings, self._stated.clip_norms)
+        if isinstance(found, SamplerAboveClaim) and found.p_value < spent_level(SAMPLER_LEVEL, self._looks):
+            self._raise(Verdict(finding=found, part=SAMPLING))
 
-    def _case(self, claim: Claim, gauges: list[Gauge] | None = None) -> Case:
+    def _context(self, claim: Claim, gauges: list[Gauge] | None = None) -> ClaimContext:
         settings, sampled = self._settings, self._sampled
-        evidence = Evidence(
+        run = RunFacts(
             delta=settings.delta,
             planned=self._planned,
             presentations=int(self._times.max()),
@@ -310,11 +295,11 @@ class AlarmReader:
             correlated=settings.noise is not None,
         )
         needs = None if sampled is None else (sampled.tested, sampled.sampling)
-        return case_of(claim, [], gauges or [], evidence, needs)
+        return context_of(claim, [], gauges or [], run, needs)
 
-    def _raise(self, facts: Verdict) -> None:
+    def _raise(self, verdict: Verdict) -> None:
         if self.alarm is None:
-            self.alarm = Alarm(round=self.last_round, evidence=self.evidence, verdict=facts)
+            self.alarm = Alarm(round=self.last_round, evidence=self.evidence, verdict=verdict)
 
 
 def _round_score(view: View, members: npt.NDArray[np.bool_]) -> tuple[float, float]:

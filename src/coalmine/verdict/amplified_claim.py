@@ -1,4 +1,4 @@
-"""The three legs of a verdict on an amplified claim: accounting, noise and sampling. PASS needs all of them.
+"""The three parts of a verdict on an amplified claim: accounting, noise and sampling. PASS needs all of them.
 
 - Accounting: the accountant's epsilon for the claimed noise and scheme is no more than the claim.
 - Noise: the rounds had the noise that the claim needs.
@@ -24,20 +24,33 @@ from coalmine.log.rounds_file import Entry, RoundLog
 from coalmine.measure.schedule import Indices
 from coalmine.measure.settings import FEWEST, Settings
 from coalmine.verdict.claim import Claim
+from coalmine.verdict.claim_context import ROUNDED, RunFacts
 from coalmine.verdict.event_claims import as_add_or_remove
-from coalmine.verdict.verdict import (
-    KNOWN,
-    LEGS,
-    PASS,
-    POWER,
-    ROUNDED,
-    UNDERPOWERED,
-    VIOLATION,
-    Evidence,
-    Verdict,
-    judge,
+from coalmine.verdict.findings.amplified import (
+    Accounted,
+    AccountedAboveClaim,
+    AllPartsAgree,
+    DividedByCohort,
+    EpsilonInRange,
+    OtherSampler,
+    Picks,
+    RoundsUnobserved,
+    SampledAsClaimed,
+    SamplerAboveClaim,
+    SamplerAllowed,
+    SamplerNotObserved,
+    SamplerUnclear,
+    ScheduleAboveClaim,
+    TooFewPicks,
 )
+from coalmine.verdict.findings.finding import Finding
+from coalmine.verdict.findings.power import WeakAttacker
+from coalmine.verdict.mechanism_claim import judge
+from coalmine.verdict.outcome import PASS, UNDERPOWERED, VIOLATION
+from coalmine.verdict.rung_claim import KNOWN, POWER
+from coalmine.verdict.verdict import Verdict
 
+PARTS = ACCOUNTING, NOISE, SAMPLING = "accounting", "noise", "sampling"
 NAMED = (
     "poisson",
     "random_allocation",
@@ -52,10 +65,10 @@ EVERYONE = 0.9  # share of the canaries in a round from which on every client co
 
 @dataclass(frozen=True)
 class SampledClaim:
-    """An amplified claim with the inputs of its legs: its noise multiplier and the scheme that covers all rounds.
+    """An amplified claim with the inputs of its parts: its noise multiplier and the scheme that covers all rounds.
 
     `noise` is the claimed noise multiplier, or else the one that gives the claimed epsilon. `tested` is the noise multiplier
-    that the claim needs: `noise`, or less if the claim is looser than its own accounting. The noise leg confirms `tested`
+    that the claim needs: `noise`, or less if the claim is looser than its own accounting. The noise part confirms `tested`
     and no more. So the observed sampler counts as harmless only if it is harmless with `tested`, and as a violation only if
     it is one with `noise`.
     """
@@ -97,14 +110,16 @@ class SampledClaim:
 
     @property
     def accounting(self) -> Verdict:
-        """The accounting leg."""
+        """The accounting part."""
         varied, own = bool(self.sampling.strengths), self.claim.noise_multiplier
         noise, scheme = (own, replace(self.sampling, strengths=())) if varied and own else (self.noise, self.sampling)
         accounted = amplified_epsilon(noise, scheme, self.delta)
-        facts = Verdict(
-            outcome=PASS,
-            code="accounted",
-            leg="accounting",
+        finding: type[Accounted | EpsilonInRange | AccountedAboveClaim] = Accounted
+        if self.refutes(accounted.low):
+            finding = ScheduleAboveClaim if varied and not own else AccountedAboveClaim
+        elif self.refutes(accounted.high):
+            finding = EpsilonInRange
+        found = finding(
             claimed_epsilon=self.claim.epsilon,
             epsilon=accounted.high,
             epsilon_range=(accounted.low, accounted.high),
@@ -114,31 +129,34 @@ class SampledClaim:
             adjacency=accounted.adjacency,
             scheme=str(self.sampling),
         )
-        if not self.refutes(accounted.high):
-            return facts
-        if not self.refutes(accounted.low):
-            return replace(facts, outcome=UNDERPOWERED, code="range")
-        return replace(facts, outcome=VIOLATION, code="stated" if varied and not own else "accounting")
+        return Verdict(finding=found, part=ACCOUNTING)
 
-    def sampling_leg(self, observed: Sequence[Entry], settings: Settings, clip_norms: Sequence[float]) -> Verdict:
-        """The sampling leg, from the observed rounds and their clip norms."""
-        facts = Verdict(outcome=UNDERPOWERED, code="sampler not observed", leg="sampling", scheme=str(self.sampling))
+    def sampler_finding(self, observed: Sequence[Entry], settings: Settings, clip_norms: Sequence[float]) -> Finding:
+        """The finding of the sampling part, from the observed rounds and their clip norms."""
+        scheme = str(self.sampling)
         if not self.claim.sampler_observed or not observed:
-            return facts
+            return SamplerNotObserved(scheme=scheme)
         cohorts = [entry.participants for entry in observed]
         sized = sum(size is not None for size in cohorts) >= MOST * len(cohorts)
         present = [entry.present for entry in observed]
         numbers = [entry.number for entry in observed]
         reading = read_sampler(present, numbers, settings.canaries, self.sampling, cohorts if sized else None)
-        facts = replace(facts, picks=reading.picks, rate=reading.rate, cohorts_known=sized)
         if isinstance(self.sampling, Poisson | RandomAllocation) and divides_by_participants(cohorts, clip_norms):
-            return replace(facts, code="divisor")
+            return DividedByCohort(scheme=scheme, picks=reading.picks, rate=reading.rate, cohorts_known=sized)
         if reading.passed:
-            return self._sampler_power(facts, reading)
+            return self._sampler_power(reading, sized)
         low, high = self._epsilon_range(reading, present, numbers, settings.canaries)
+        finding: type[SamplerUnclear | SamplerAllowed | SamplerAboveClaim] = SamplerUnclear
+        if self.refutes(low):
+            finding = SamplerAboveClaim
+        elif not self.refutes(high):
+            finding = SamplerAllowed
         worst = min(reading.failed, key=lambda test: test.p_value)
-        facts = replace(
-            facts,
+        return finding(
+            scheme=scheme,
+            picks=reading.picks,
+            rate=reading.rate,
+            cohorts_known=sized,
             seen=reading.seen,
             seen_scheme=" or ".join(str(scheme) for scheme in reading.candidates) or None,
             test=worst.name,
@@ -147,31 +165,20 @@ class SampledClaim:
             epsilon_range=(low, high),
             claimed_epsilon=self.claim.epsilon,
         )
-        if self.refutes(low):
-            return replace(facts, outcome=VIOLATION, code="sampler")
-        if not self.refutes(high):
-            return replace(facts, outcome=PASS, code="sampler allowed")
-        return replace(facts, code="sampler")
 
-    def _sampler_power(self, facts: Verdict, reading: SamplerReading) -> Verdict:
+    def _sampler_power(self, reading: SamplerReading, sized: bool) -> SampledAsClaimed | TooFewPicks:
         """PASS if a rate at which epsilon is twice the claim would have been detected with 90 % probability."""
+        facts = vars(Picks(scheme=str(self.sampling), picks=reading.picks, rate=reading.rate, cohorts_known=sized))
+        enough = reading.picks >= FEWEST
         if not isinstance(self.sampling, Poisson | FixedSize):  # once per epoch: one pick too many would be detected
-            enough = reading.picks >= FEWEST
-            return replace(facts, outcome=PASS if enough else UNDERPOWERED, code="sampled" if enough else "picks")
+            return SampledAsClaimed(**facts) if enough else TooFewPicks(**facts)
         rate = self._detectable_rate(reading)
-        reached = math.inf
-        if rate is not None:
-            detectable = Poisson(rate, reading.rounds, self.sampling.strengths)
-            reached = amplified_epsilon(self.tested, detectable, self.delta).high
-        enough = rate is not None and reading.picks >= FEWEST and reached <= 2 * ROUNDED * self.claim.epsilon
-        return replace(
-            facts,
-            outcome=PASS if enough else UNDERPOWERED,
-            code="sampled" if enough else "picks",
-            detectable_rate=rate,
-            detectable_epsilon=reached if rate is not None else None,
-            power=POWER,
-        )
+        if rate is None:
+            return TooFewPicks(**facts, power=POWER)
+        detectable = Poisson(rate, reading.rounds, self.sampling.strengths)
+        reached = amplified_epsilon(self.tested, detectable, self.delta).high
+        finding = SampledAsClaimed if enough and reached <= 2 * ROUNDED * self.claim.epsilon else TooFewPicks
+        return finding(**facts, detectable_rate=rate, detectable_epsilon=reached, power=POWER)
 
     def _detectable_rate(self, reading: SamplerReading) -> float | None:
         """The smallest rate that the test of the rate detects with 90 % probability; None if there is none, 1 if it is 1."""
@@ -296,67 +303,66 @@ def judge_sampled(
     sampled: SampledClaim,
     rungs: list[Scores],
     gauges: list[Gauge],
-    evidence: Evidence,
+    run: RunFacts,
     log: RoundLog,
     settings: Settings,
     clip_norms: Sequence[float],
 ) -> tuple[Verdict, dict[str, Verdict], dict[str, Verdict], list[str]]:
-    """The verdict on an amplified claim, that of each rung, the legs, and notes."""
+    """The verdict on an amplified claim, that of each rung, that of each part, and notes."""
     needs = (sampled.tested, sampled.sampling)
-    noise, by_rung, notes = judge(sampled.claim, rungs, gauges, evidence, sampled=needs)
+    noise, by_rung, notes = judge(sampled.claim, rungs, gauges, run, sampled=needs)
     missing = sampled.unobserved(log)
     if missing and noise.outcome == PASS:
-        noise = Verdict(outcome=UNDERPOWERED, code="unobserved", rounds=missing, scheme=str(sampled.sampling))
-    legs = {
-        "accounting": sampled.accounting,
-        "noise": replace(noise, leg="noise"),
-        "sampling": sampled.sampling_leg(log.observed, settings, clip_norms),
+        noise = Verdict(finding=RoundsUnobserved(rounds=missing, scheme=str(sampled.sampling)))
+    parts = {
+        ACCOUNTING: sampled.accounting,
+        NOISE: replace(noise, part=NOISE),
+        SAMPLING: Verdict(finding=sampled.sampler_finding(log.observed, settings, clip_norms), part=SAMPLING),
     }
     rung = RUNG if RUNG in by_rung else None
-    if rung is not None and moves_in_groups(legs):  # canaries are not independent, so the bound is not valid
-        by_rung[rung] = Verdict(outcome=UNDERPOWERED, code="weak", rung=rung)
+    if rung is not None and moves_in_groups(parts):  # canaries are not independent, so the bound is not valid
+        by_rung[rung] = Verdict(finding=WeakAttacker(), rung=rung)
     bounds = {name: verdict for name, verdict in by_rung.items() if name not in KNOWN}
-    verdict = _combine(legs, bounds, rung)
+    verdict = _combine(parts, bounds, rung)
     if rung is not None and by_rung[rung].outcome != VIOLATION:
         by_rung[rung] = replace(verdict, rung=rung)
-    return verdict, by_rung, legs, notes
+    return verdict, by_rung, parts, notes
 
 
-def moves_in_groups(legs: dict[str, Verdict]) -> bool:
+def moves_in_groups(parts: dict[str, Verdict]) -> bool:
     """Whether the sampler picks canaries in groups: then a bound that assumes independent scores is not valid."""
-    return "sampling" in legs and legs["sampling"].seen == "clumped"
+    sampler = parts[SAMPLING].finding if SAMPLING in parts else None
+    return isinstance(sampler, OtherSampler) and sampler.seen == "clumped"
 
 
-def _combine(legs: dict[str, Verdict], bounds: dict[str, Verdict], rung: str | None) -> Verdict:
-    """The verdict on the run: a violated leg decides, then a bound above the claim, then an undecided leg."""
-    violated = [name for name in LEGS if legs[name].outcome == VIOLATION]
+def _combine(parts: dict[str, Verdict], bounds: dict[str, Verdict], rung: str | None) -> Verdict:
+    """The verdict on the run: a violated part decides, then a bound above the claim, then an undecided part."""
+    violated = [name for name in PARTS if parts[name].outcome == VIOLATION]
     above = [name for name, verdict in bounds.items() if verdict.outcome == VIOLATION]
     if violated:
-        first = legs[violated[0]]
+        first = parts[violated[0]]
         deciding = first.rung or rung
         also = [f"the {name} leg" for name in violated[1:]] + [name for name in above if name != deciding]
         return replace(first, evidence=(*first.evidence, *also), rung=deciding)
     if above:
         return replace(bounds[above[-1]], evidence=tuple(above[:-1]))
-    undecided = [name for name in LEGS if legs[name].outcome == UNDERPOWERED]
+    undecided = [name for name in PARTS if parts[name].outcome == UNDERPOWERED]
     if undecided:
-        return replace(legs[undecided[0]], rung=legs[undecided[0]].rung or rung)
-    accounted = legs["accounting"]
-    return Verdict(
-        outcome=PASS,
-        code="legs",
-        rung=rung,
+        return replace(parts[undecided[0]], rung=parts[undecided[0]].rung or rung)
+    accounted, sampler = parts[ACCOUNTING].finding, parts[SAMPLING].finding
+    assert isinstance(accounted, Accounted)
+    detectable = [part.facts["detectable_epsilon"] for part in parts.values() if "detectable_epsilon" in part.facts]
+    agreed = AllPartsAgree(
         claimed_epsilon=accounted.claimed_epsilon,
         scheme=accounted.scheme,
         accountant=accounted.accountant,
         adjacency=accounted.adjacency,
         claimed_noise=accounted.claimed_noise,
-        seen=legs["sampling"].seen,
-        detectable_epsilon=max(
-            (leg.detectable_epsilon for leg in legs.values() if leg.detectable_epsilon is not None), default=None
-        ),
+        seen=sampler.seen if isinstance(sampler, OtherSampler) else None,
+        detectable_epsilon=max(detectable, default=None),
         power=POWER,
     )
+    return Verdict(finding=agreed, rung=rung)
 
 
 def with_schedule(sampling: Sampling, schedule: NoiseSchedule | None) -> Sampling:

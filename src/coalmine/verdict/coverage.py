@@ -12,6 +12,7 @@ from coalmine.evidence.gauges.gauge import Gauge
 from coalmine.evidence.gauges.sketch_gauges import rank_power
 from coalmine.evidence.views import Look
 from coalmine.measure.settings import Settings
+from coalmine.verdict.findings.amplified import Picks
 from coalmine.verdict.verdict import Verdict
 
 Status = Literal["checked", "failed", "not checked", "cannot be checked", "does not apply"]
@@ -197,12 +198,12 @@ def _sampled(settings: Settings) -> str:
 
 
 def _sampler(sampling: Verdict | None) -> AuditedItem:
-    if sampling is None or sampling.code == "sampler not observed":
+    if sampling is None or not isinstance(sampling.finding, Picks):
         return AuditedItem("sampler", "not checked", "the audit chose the canaries' rounds, or was told them")
-    detail = f"it picked canaries {sampling.picks} times, and those picks were tested"
+    detail = f"it picked canaries {sampling.finding.picks} times, and those picks were tested"
     sizes = (
         "cohort sizes too"
-        if sampling.cohorts_known
+        if sampling.finding.cohorts_known
         else "cohort sizes were not given, so fixed ones cannot be excluded"
     )
     return AuditedItem("sampler", "checked", f"{detail}; {sizes}")
@@ -211,7 +212,7 @@ def _sampler(sampling: Verdict | None) -> AuditedItem:
 def _participations(
     claimed: int | None, planned: int | None, presentations: int, sampling: Verdict | None
 ) -> AuditedItem:
-    if sampling is not None and sampling.code != "sampler not observed":
+    if sampling is not None and isinstance(sampling.finding, Picks):
         return AuditedItem("participations", "checked", "how often the sampler picks canaries was tested")
     if planned is not None and claimed in (None, planned):
         detail = f"the canaries took part in at most {count_of(planned, 'round')}, by the audit's own schedule"

@@ -14,7 +14,11 @@ from coalmine.estimators.null import CosineNull
 from coalmine.estimators.variance import Variance
 from coalmine.evidence.ladder import Scores
 from coalmine.verdict.claim import Claim
-from coalmine.verdict.verdict import BOUND_CONFIDENCE, Evidence, Outcome, Verdict, judge
+from coalmine.verdict.claim_context import RunFacts
+from coalmine.verdict.findings.power import NoClosedForm, PossiblyHidden
+from coalmine.verdict.mechanism_claim import judge
+from coalmine.verdict.rung_claim import BOUND_CONFIDENCE
+from coalmine.verdict.verdict import Verdict
 
 SMALLEST, LARGEST = 1e-60, 1e60  # limits of stds and scores: squares of their ratios do not overflow
 
@@ -107,7 +111,7 @@ def estimate_from_scores(
     if claim is not None:
         verdict = judge_scores(canaries, estimate, claim, delta=delta, known_others=known_others)
         if verdict.outcome == "UNDERPOWERED" and not known_others and _unobserved(null) is None:
-            verdict = Verdict(outcome=Outcome.UNDERPOWERED, code="hidden")
+            verdict = Verdict(finding=PossiblyHidden())
     return ScoreResult(
         canaries=canaries,
         delta=delta,
@@ -133,10 +137,10 @@ def judge_scores(
     by how far the mean score lies below that of the claim. Unobserved scores give no null exact enough for a test of the
     mean, so only the lower bound can refute the claim.
     """
-    evidence = Evidence(delta=delta, planned=1, presentations=1, vouched=known_others)
+    run = RunFacts(delta=delta, planned=1, presentations=1, vouched=known_others)
     if isinstance(canaries.null, np.ndarray):
         scores = Scores(rung="two-sample", observed=canaries.observed, unobserved=canaries.null)
-        verdict = judge(claim, [scores], [], evidence)[1]["two-sample"]
+        verdict = judge(claim, [scores], [], run)[1]["two-sample"]
         return verdict if verdict.outcome == "VIOLATION" else _undecided(canaries, claim, delta)
     rung = "known-others" if known_others else "known-round"
     unit: CosineNull | Gaussian = Gaussian(0.0, 1.0)
@@ -151,19 +155,15 @@ def judge_scores(
         null_dof=canaries.null_dof,
         presentations=1,
     )
-    return replace(judge(claim, [scores], [], evidence)[1][rung], rung=None)
+    return replace(judge(claim, [scores], [], run)[1][rung], rung=None)
 
 
 def _undecided(canaries: ScoredCanaries, claim: Claim, delta: float) -> Verdict:
     highest = lower_bound_ceiling(
         canaries.observed.size, unobserved=_unobserved(canaries.null), delta=delta, confidence=BOUND_CONFIDENCE
     )
-    return Verdict(
-        outcome=Outcome.UNDERPOWERED,
-        code="no closed form",
-        confidence=BOUND_CONFIDENCE,
-        ceiling=None if highest > claim.epsilon else highest,
-    )
+    ceiling = None if highest > claim.epsilon else highest
+    return Verdict(finding=NoClosedForm(confidence=BOUND_CONFIDENCE, ceiling=ceiling))
 
 
 def _unobserved(null: CosineNull | Gaussian | Floats) -> int | None:

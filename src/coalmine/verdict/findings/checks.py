@@ -1,0 +1,71 @@
+"""Findings of `coalmine.testing`, whose checks choose the updates of all clients and call a function many times."""
+
+from dataclasses import dataclass
+
+from coalmine.verdict.findings.finding import Doubt, Refutation, Significance
+
+
+@dataclass(frozen=True, kw_only=True)
+class SilentCoordinates(Significance, Refutation):
+    """Coordinates to which no client contributes are released without noise (a check of a function)."""
+
+    code = "silent"
+    remedy = "add noise to every coordinate that is released"
+    factor: float  # share of those coordinates
+
+    def sentence(self) -> str:
+        return (
+            f"{self.factor:.0%} of the coordinates to which no client contributes are released without noise: any other "
+            f"value there shows that a client contributed (p = {self.p_value:.1g})"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClientTooLoud(Significance, Refutation):
+    """One client contributes more than the claim implies (a check of a function).
+
+    Contributions are in standard deviations of the noise.
+    """
+
+    code = "client"
+    remedy = "clip every client's whole update"
+    score: float
+    claimed_score: float
+    claimed_noise: float
+    measured_noise: float
+
+    def sentence(self) -> str:
+        return (
+            f"one client contributes {self.score:.3g} standard deviations of the noise, more than the "
+            f"{self.claimed_score:.3f} that the claim implies (p = {self.p_value:.1g}, corrected for the number of clients)"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoiseFollowsData(Doubt):
+    """The noise depends on the norms of the updates (a check of a function)."""
+
+    code = "noise follows data"
+    remedy = "size the noise by the clip norm alone"
+    factor: float
+
+    def sentence(self) -> str:
+        return (
+            f"the noise is {self.factor:.3g} times as large when the clients' updates have other norms: it depends on the "
+            "data, and the accounting assumes that it does not"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShrunkByOthers(Doubt):
+    """Long updates shrink those of other clients (a check of a function)."""
+
+    code = "shrunk"
+    remedy = "scale each update by its own norm"
+    length: float  # that is left of an update within the clip norm
+
+    def sentence(self) -> str:
+        return (
+            f"updates within the clip norm arrive at {self.length:.2g} of their norm when others are long: one client "
+            "decides how much the others count, so one client's effect is not bounded by the clip norm"
+        )

@@ -1,0 +1,144 @@
+"""Findings of gauges: one that proves missing noise, one outside its limits, or no training at all."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from coalmine.evidence.gauges.gauge import MOVED, TRAINED, meaning_of
+from coalmine.verdict.findings.finding import Doubt, Refutation, listed
+
+ROUNDING = "rounding"
+
+
+@dataclass(frozen=True, kw_only=True)
+class GaugeReading:
+    """A gauge outside its limits: its smallest and largest value, and the rounds outside, if it reads single rounds."""
+
+    gauge: str
+    reading: tuple[float, float]
+    limits: tuple[float, float]
+    rounds: int | None = None
+    first_round: int | None = None
+
+    @property
+    def described(self) -> str:
+        """The gauge's name with what it measures."""
+        return f"{self.gauge} gauge ({meaning_of(self.gauge)})"
+
+    def left_limits(self) -> str:
+        """The clause that says where the gauge left its limits."""
+        where = f" in {self.rounds} rounds, first in round {self.first_round}" if self.rounds else ""
+        return f"the {self.described} left {self.limits[0]:.4g} … {self.limits[1]:.4g}{where}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoiseRemovable(GaugeReading, Refutation):
+    """A gauge proves that the attacker can remove the noise."""
+
+    code = "gauge"
+    remedy = "look at the gauge ([gauges](gauges.md))"
+
+    def sentence(self) -> str:
+        return f"{self.left_limits()}: the attacker can remove the noise"
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoisePartlyLeft(NoiseRemovable):
+    """A gauge proves that too little of the stated noise protects a client."""
+
+    code = "gauge"
+    noise_left: float  # upper limit, as a share of the stated noise
+    epsilon: float
+    measured_noise: float | None = None  # noise multiplier that is left at most; None in a check of a function
+    claimed_noise: float | None = None
+
+    def sentence(self) -> str:
+        return (
+            f"{self.left_limits()}: at most {self.noise_left:.3g} of the stated noise protects a client, which means an "
+            f"epsilon of at least {self.epsilon:.3g}"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutsideLimits(GaugeReading, Doubt):
+    """A gauge is outside its limits."""
+
+    code = "gauge"
+    remedy = "look at the gauge: more noise than stated, a wrong law, correlated draws, an incomplete `others`"
+    headline = "the noise does not look as stated, so the claim is not confirmed"
+
+    def sentence(self) -> str:
+        if self.gauge == ROUNDING:
+            return (
+                f"rounding the release makes up {self.reading[1]:.0%} of the residual's variance, so the law of the noise "
+                "cannot be measured: pass model_delta before rounding"
+            )
+        where = f", first in round {self.first_round}" if self.first_round is not None else ""
+        span, limits = _told_apart(self.reading, self.limits)
+        return (
+            f"the {self.described} reads {span}, outside {limits}{where}: the residual is not independent Gaussian noise "
+            "of the stated level."
+        )
+
+    def ending(self, evidence: Sequence[str]) -> str:
+        return f" Also outside their limits: {listed(evidence)}." if evidence and self.gauge != ROUNDING else ""
+
+    def advice(self) -> str:
+        return (
+            "Find out why the gauges named here are outside their limits. Fix the noise, or correct the stated noise, and "
+            "audit again."
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class LongResidual(OutsideLimits):
+    """The residual is longer than the stated noise."""
+
+    code = "gauge"
+    remedy = "check that `others` holds every real client, and that the clip bounds every update"
+    length: float  # of the residual, over that of the stated noise
+
+    def sentence(self) -> str:
+        return (
+            f"the residual is {self.length:.3g} times as long as the stated noise: there is more noise than stated, or the "
+            "rounds summed more than the canaries and `others`, as where a clip does not bound every update. What "
+            "`others` lacks could hide missing noise, so this is not a PASS"
+        )
+
+    def ending(self, evidence: Sequence[str]) -> str:
+        return ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Untrained(Doubt):
+    """No weight moved, no layer had a gradient, or no layer had both: nothing was trained."""
+
+    code = "training"
+    remedy = "check the optimizer's parameters and the loss ([fine-tuning](../how-to/fine-tuning.md))"
+    headline = "nothing was trained, so the claim is not confirmed for a trained model"
+    gauge: str
+
+    def sentence(self) -> str:
+        if self.gauge == MOVED:
+            return (
+                "nothing refutes the claim, but no weight moved from the first round to the last: nothing was trained, so "
+                "this is not a PASS for a trained model. Check that the optimizer holds this model's parameters, that they "
+                "require gradients, and that the learning rate is above 0"
+            )
+        if self.gauge == TRAINED:
+            return (
+                "nothing refutes the claim, but the layers that received a gradient never moved, and noise alone moved the "
+                "others, so this is not a PASS for a trained model. Check the learning rate of each group of parameters"
+            )
+        return (
+            "nothing refutes the claim, but no layer received a gradient in any round: noise alone moved the weights, so "
+            "this is not a PASS for a trained model. Check that the loss depends on the parameters that the optimizer holds"
+        )
+
+
+def _told_apart(reading: tuple[float, float], limits: tuple[float, float]) -> tuple[str, str]:
+    """A reading and its limits in as many digits as it takes to see that the reading lies outside."""
+    for digits in (4, 6, 9, 17):
+        (smallest, largest), (low, high) = ([f"{value:.{digits}g}" for value in ends] for ends in (reading, limits))
+        if float(smallest) < float(low) or float(largest) > float(high):
+            break
+    return smallest if smallest == largest else f"{smallest} … {largest}", f"{low} … {high}"
