@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from coalmine import Audit, mechanism_epsilon
-from coalmine.log import record
+from coalmine.measure import settings
 
 DELTA, CLIENTS = 1e-5, 100
 CLAIM = float(mechanism_epsilon(1.0, delta=DELTA))
@@ -12,7 +12,7 @@ SHAPES = {"first": (200, 60), "second": (9_000,), "third": (300, 50)}
 
 
 def audited(fault, monkeypatch):
-    monkeypatch.setattr(record, "LAW_STRETCH", 4_000)
+    monkeypatch.setattr(settings, "LAW_STRETCH", 4_000)
     model = {name: np.zeros(shape, np.float32) for name, shape in SHAPES.items()}
     audit = Audit.for_model(
         model, canaries=400, seed=b"the secret of stretches", delta=DELTA, rounds=20, blocks=[12_000] * 3
