@@ -14,7 +14,7 @@ from fuzz.run_directories import whole_runs
 from fuzz.values import number_text, text
 
 # Commands that train, download or open a browser with any options.
-LEFT_OUT = {("selftest",), ("data", "get")}
+LEFT_OUT = {("selftest",), ("data")}
 # -v prints tracebacks, and --on-violation would run random text in a shell.
 SKIPPED = {"--open", "--all", "--mlflow", "--tensorboard", "--verbose", "--on-violation"}
 READERS = ("report", "compare", "verdict", "verify", "watch")
@@ -90,7 +90,6 @@ def _argument(path: tuple[str, ...], folder: Path, rng: random.Random) -> str:
         "estimate": folder / "scores.csv",
         "seed": folder / "new-seed",
         "sweep": folder / "run" / "config.toml",
-        "resume": folder,
     }
     if rng.random() < 0.7:
         if path[-1] in fitting:

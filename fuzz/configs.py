@@ -45,11 +45,11 @@ def make_case(rng: random.Random, folder: Path) -> Case:
     elif rng.random() < 0.15:
         (folder / "out").mkdir()
         (folder / "out" / "config.toml").write_bytes(b"schema_version = 1\n" + content)
-        arguments = ["resume", str(folder / "out")]
+        arguments = ["run", "--resume", str(folder / "out")]
     else:
         arguments = ["run", "--config", str(path), "--out", str(folder / "out"), "--no-page"]
         if rng.random() < 0.2:
-            arguments += ["--presentations", f"{number_text(rng)},{number_text(rng)}"]
+            arguments += ["--set", f"canaries.presentations=[{number_text(rng)}, {number_text(rng)}]"]
     return Case(f"{' '.join(arguments)}: {content[:600]!r}", lambda: _check(arguments))
 
 

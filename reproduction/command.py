@@ -27,7 +27,7 @@ from coalmine.cli.output import (
     write_json,
 )
 from coalmine.cli.program import SETTINGS, start_log
-from coalmine.cli.run import DEVICES, training_extra
+from coalmine.cli.run import training_extra
 from coalmine.version import __version__
 from reproduction import table_2
 from reproduction.experiment import Experiment, Found, load_experiment, save_figure
@@ -52,6 +52,7 @@ EXPERIMENTS = {
     "errata": "Numbers in the paper that do not follow from its text.",
 }
 _SIMULATIONS = " or ".join(f"{runs} at scale {scale}" for scale, runs in table_2.RUNS.items())
+DEVICES = ("auto", "cpu", "cuda")
 SCALES = ("small", "paper")
 OPTIONS = ("device", "data_dir", "only", "rounds", "seeds", "max_examples", "originals", "jobs", "minutes")
 

@@ -98,7 +98,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         for name in names:
             if name in READS_FILES and not (data_folder(None) / READS_FILES[name]).is_dir():
-                print(f"{name}: left out, {READS_FILES[name]} is not there (coalmine data get {READS_FILES[name]})")
+                print(f"{name}: left out, {READS_FILES[name]} is not there (coalmine data {READS_FILES[name]})")
                 continue
             wrong += problems(name, Path(folder))
     print("\n".join(wrong) or "every direction is as it should be")

@@ -177,7 +177,7 @@ def test_every_option_of_every_command_is_in_the_reference(site):
     with (site / "objects.inv").open("rb") as file:
         inventory = InventoryFile.load(file, "", posixpath.join)
     expected = set(options(app, ["coalmine"]))
-    assert len(expected) > 300
+    assert len(expected) > 80
     assert expected - set(inventory["std:cmdoption"]) == set()
     assert set(GLOSSARY) <= set(inventory["std:term"])
 

@@ -73,7 +73,7 @@ def try_commands(folder: str) -> None:
     Path(folder, "mine.py").write_text(AGGREGATE)
     for command in (
         ["--version"],
-        ["mechanism-epsilon", "--epsilon", "3", "--delta", "1e-6", "--json"],
+        ["epsilon", "--epsilon", "3", "--delta", "1e-6", "--json"],
         ["plan", "--dim", "10000", "--delta", "1e-6"],
         ["check", "mine:release", "--epsilon", "3", "--delta", "1e-5", "--dim", "500"],
     ):

@@ -17,11 +17,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import click
-
 import coalmine
-from coalmine.cli.run import MAIN_KEYS, PREFIXED, SECTIONS, run
+from coalmine.cli.run import run
+from coalmine.cli.run_settings import Setting
 from coalmine.report.sentences import GLOSSARY
+from coalmine.simulation import config
 from coalmine.simulation.config import RunConfig, task_defaults
 from coalmine.simulation.tasks import TASKS
 from coalmine.verdict.findings import amplified
@@ -93,7 +93,8 @@ def _autodoc(module: str, name: str) -> str:
 
 def config_keys() -> str:
     """One table for each section of a run's config: key, type, default, meaning."""
-    options = {_key(option): option for option in run.params if isinstance(option, click.Option)}
+    options = {option.key: option for option in run.params if isinstance(option, Setting)}
+    options["claim.epsilon"] = options.pop("claim")
     parts = ["## Top level\n\n" + _table(_rows(RunConfig(), "", options))]
     for section, settings in vars(RunConfig()).items():
         if dataclasses.is_dataclass(settings):
@@ -121,7 +122,7 @@ def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return found
 
 
-def _rows(settings: Any, section: str, options: dict[str, click.Option]) -> Iterator[tuple[str, str, str, str]]:
+def _rows(settings: Any, section: str, options: dict[str, Setting]) -> Iterator[tuple[str, str, str, str]]:
     hints = typing.get_type_hints(type(settings))
     comments = _comments(type(settings))
     for field in dataclasses.fields(settings):
@@ -131,9 +132,9 @@ def _rows(settings: Any, section: str, options: dict[str, click.Option]) -> Iter
             continue
         default = "not set" if value is None else f"`{json.dumps(value)}`"
         option = options.get(key)
-        meaning = [] if option is None else [re.sub(r"\s*\[default:.*\]$", "", option.help or "")]
-        if option is not None and isinstance(option.type, click.Choice):
-            meaning.append("One of " + ", ".join(f"`{choice}`" for choice in option.type.choices) + ".")
+        meaning = [] if option is None else [option.help or ""]
+        if option is not None and option.choices:
+            meaning.append("One of " + ", ".join(f"`{choice}`" for choice in getattr(config, option.choices)) + ".")
         if comment := comments.get(field.name):
             meaning.append(comment[0].upper() + comment[1:] + ".")
         if option is not None:
@@ -168,22 +169,6 @@ def _comments(settings: type) -> dict[str, str]:
         if re.match(r"    def ", token.line):
             break
     return found
-
-
-def _key(option: click.Option) -> str:
-    """Where a config has the value of an option of `coalmine run`."""
-    name = str(option.name)
-    if name in MAIN_KEYS:
-        return f"{name}.{MAIN_KEYS[name]}"
-    if name == "claim":
-        return "claim.epsilon"
-    for section, names in SECTIONS.items():
-        if name in names:
-            return f"{section}.{name}"
-    for section, names in PREFIXED.items():
-        if name.startswith(f"{section}_") and name.removeprefix(f"{section}_") in names:
-            return f"{section}.{name.removeprefix(f'{section}_')}"
-    return name
 
 
 def result_entries() -> str:

@@ -116,7 +116,7 @@ def test_a_full_disk_never_exits_with_the_code_of_a_verdict(stream, tmp_path):
         streams = {name: full if stream in (name, "both") else subprocess.PIPE for name in ("stdout", "stderr")}
         found = subprocess.run([*PROGRAM, "verdict", str(tmp_path / "none")], **streams)
         assert found.returncode == 2
-        found = subprocess.run([*PROGRAM, "mechanism-epsilon", "--epsilon", "3", "--delta", "1e-6"], **streams)
+        found = subprocess.run([*PROGRAM, "epsilon", "--epsilon", "3", "--delta", "1e-6"], **streams)
     assert found.returncode == (0 if stream == "stderr" else 2)
 
 
@@ -144,7 +144,7 @@ def test_a_run_stopped_by_a_signal_prints_how_to_resume(name, tmp_path):
     process.send_signal(number)
     _, err = process.communicate(timeout=200)
     assert process.returncode == 128 + number, err
-    assert err.strip().splitlines()[-1].endswith(f"continue with: coalmine resume {run}")
+    assert err.strip().splitlines()[-1].endswith(f"continue with: coalmine run --resume {run}")
 
 
 def test_ignored_signals_stay_ignored(tmp_path):
@@ -186,7 +186,7 @@ def test_commands_work_for_a_user_without_a_home(tmp_path):
     environment["PYTHONPATH"] = str(Path(coalmine.__file__).parents[1])
     words = ["setpriv", "--reuid=54321", "--regid=54321", "--clear-groups", *PROGRAM]
     found = subprocess.run(
-        [*words, "mechanism-epsilon", "--epsilon", "3", "--delta", "1e-6"],
+        [*words, "epsilon", "--epsilon", "3", "--delta", "1e-6"],
         env=environment,
         cwd="/",
         capture_output=True,
@@ -195,7 +195,7 @@ def test_commands_work_for_a_user_without_a_home(tmp_path):
     if "Permission denied" in found.stderr or "No module named" in found.stderr:
         pytest.skip("the interpreter is not readable by other users")
     assert found.returncode == 0, found.stderr
-    found = subprocess.run([*words, "data", "list"], env=environment, cwd="/", capture_output=True, text=True)
+    found = subprocess.run([*words, "data"], env=environment, cwd="/", capture_output=True, text=True)
     assert (found.returncode, "COALMINE_DATA_DIR" in found.stderr) == (2, True)
 
 
@@ -255,7 +255,7 @@ def test_not_enough_memory_is_bad_input(monkeypatch, capsys):
 def test_a_run_of_an_integration_is_not_resumed_by_coalmine(tmp_path, capsys):
     with closing(RunDirectory(tmp_path / "run")) as directory:
         directory.write_config({"trainer": "opacus", "privacy": {"clip_norm": 1.0}})
-    code, out, err = answer(capsys, "resume", str(tmp_path / "run"))
+    code, out, err = answer(capsys, "run", "--resume", str(tmp_path / "run"))
     assert (code, out) == (2, "")
     assert "by the integration of 'opacus': run your training script again, with this directory" in " ".join(
         err.split()

@@ -14,7 +14,6 @@ from rich.console import Console
 from coalmine import __version__, mechanism_epsilon
 from coalmine.argument_checks import whole_number
 from coalmine.cli import main as cli
-from coalmine.cli import run as run_command
 from coalmine.cli.output import shows_bars
 
 
@@ -24,7 +23,7 @@ def coalmine(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 def test_version_and_help():
     assert coalmine("--version").stdout == f"coalmine {__version__}\n"
-    assert "mechanism-epsilon" in called("--help").stdout
+    assert "epsilon" in called("--help").stdout
 
 
 @pytest.mark.parametrize("missing", ["click", "rich"])
@@ -36,16 +35,14 @@ def test_without_the_extra_the_command_says_what_to_install(missing):
 
 
 def test_mechanism_prints_the_papers_noise_levels():
-    done = called(
-        "mechanism-epsilon", "--noise-multiplier", "0.0496", "--noise-multiplier", "0", "--delta", "8.2e-7", "--json"
-    )
+    done = called("epsilon", "--noise-multiplier", "0.0496", "--noise-multiplier", "0", "--delta", "8.2e-7", "--json")
     rows = json.loads(done.stdout)
     assert done.returncode == 0
     assert [row["epsilon"] for row in rows] == [mechanism_epsilon(0.0496, delta=8.2e-7), "inf"]
 
 
-def test_amplified_epsilon_prints_its_range_and_accountant():
-    words = ("amplified-epsilon", "--delta", "1e-5", "--sampling", "shuffled", "--rounds", "100")
+def test_epsilon_with_sampling_prints_its_range_and_accountant():
+    words = ("epsilon", "--delta", "1e-5", "--sampling", "shuffled,rounds=100")
     told = json.loads(called(*words, "--noise-multiplier", "1", "--json").stdout)
     assert told["epsilon"] == pytest.approx(4.377, abs=1e-3)
     assert told["low"] == pytest.approx(4.063, abs=1e-3)
@@ -55,7 +52,8 @@ def test_amplified_epsilon_prints_its_range_and_accountant():
     assert "zero out one" in called(*words, "--noise-multiplier", "1").stdout
     for wrong, message in (
         ((), "give either --noise-multiplier or --epsilon"),
-        (("--noise-multiplier", "1", "--size", "3"), "--sampling shuffled does not take --size"),
+        (("--noise-multiplier", "1", "--participations", "3"), "omit --participations"),
+        (("--noise-multiplier", "1", "--noise-multiplier", "2"), "--sampling takes one --noise-multiplier"),
         (("--noise-multiplier", "-1"), "noise_multiplier must be at least 0"),
     ):
         done = called(*words, *wrong)
@@ -65,7 +63,7 @@ def test_amplified_epsilon_prints_its_range_and_accountant():
 
 
 def test_mechanism_prints_noise_levels_as_a_table_without_colour():
-    done = coalmine("mechanism-epsilon", "--epsilon", "10", "--delta", "1e-6")
+    done = coalmine("epsilon", "--epsilon", "10", "--delta", "1e-6")
     assert "0.5411" in done.stdout
     assert "\x1b" not in done.stdout
     assert done.stderr == ""
@@ -74,14 +72,14 @@ def test_mechanism_prints_noise_levels_as_a_table_without_colour():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["mechanism-epsilon", "--noise-multiplier", "1", "--delta", "2"], "delta must lie in (0, 1), got 2.0"),
+        (["epsilon", "--noise-multiplier", "1", "--delta", "2"], "delta must lie in (0, 1), got 2.0"),
         (
-            ["mechanism-epsilon", "--noise-multiplier", "nan", "--delta", "0.1"],
+            ["epsilon", "--noise-multiplier", "nan", "--delta", "0.1"],
             "noise_multiplier must be finite, got nan",
         ),
-        (["mechanism-epsilon", "--noise-multiplier", "1", "--epsilon", "1", "--delta", "0.1"], "give either"),
-        (["mechanism-epsilon", "--delta", "0.1"], "give either --noise-multiplier or --epsilon"),
-        (["mechanism-epsilon", "--noise-multiplier", "one", "--delta", "0.1"], "'one' is not a valid float"),
+        (["epsilon", "--noise-multiplier", "1", "--epsilon", "1", "--delta", "0.1"], "give either"),
+        (["epsilon", "--delta", "0.1"], "give either --noise-multiplier or --epsilon"),
+        (["epsilon", "--noise-multiplier", "one", "--delta", "0.1"], "'one' is not a valid float"),
         (["nonsense"], "No such command 'nonsense'"),
     ],
 )
@@ -108,7 +106,7 @@ def test_an_internal_error_exits_70_and_explains_how_to_report_it(error, monkeyp
 
 @pytest.mark.parametrize("arguments", ["-v {}", "--verbose {}", "{} -v", "{} --verbose", "-vv {}", "{} -vv"])
 def test_verbose_prints_the_traceback_in_any_position(arguments):
-    done = called(*arguments.format("mechanism-epsilon --noise-multiplier 1 --delta 2").split())
+    done = called(*arguments.format("epsilon --noise-multiplier 1 --delta 2").split())
     assert done.returncode == 2
     assert done.stderr.startswith("Traceback")
     assert done.stderr.endswith("\ncoalmine: delta must lie in (0, 1), got 2.0\n")
@@ -116,7 +114,7 @@ def test_verbose_prints_the_traceback_in_any_position(arguments):
 
 @pytest.mark.parametrize("arguments", ["-q {}", "{} --quiet", "{}"])
 def test_without_verbose_there_is_no_traceback(arguments):
-    done = called(*arguments.format("mechanism-epsilon --noise-multiplier 1 --delta 2").split())
+    done = called(*arguments.format("epsilon --noise-multiplier 1 --delta 2").split())
     assert (done.returncode, done.stderr) == (2, "coalmine: delta must lie in (0, 1), got 2.0\n")
 
 
@@ -148,18 +146,26 @@ def test_every_option_and_argument_has_a_help_text(command):
 
 def test_the_options_of_run_are_listed_by_topic():
     text = called("run", "--help").stdout
-    topics = ["Task and model", "Participation", "Privacy", "Canaries", "Claim", "Optimisation", "Hardware", "Output"]
+    topics = ["Task and model", "Participation", "Privacy", "Canaries", "Claim", "Hardware", "Output"]
     places = [text.index(f"\n{topic}:\n") for topic in topics]
     assert places == sorted(places)
     assert text.index("\nPrivacy:") < text.index("--noise-multiplier Z") < text.index("\nCanaries:")
 
 
-def test_run_and_config_accept_the_same_choices():
+def test_the_help_of_run_has_the_choices_and_defaults_of_the_config():
     config = pytest.importorskip("coalmine.simulation.config")
-    server = pytest.importorskip("coalmine.simulation.server_optimizer")
-    names = ("TASKS", "LEVELS", "PARTICIPATIONS", "NOISES", "CLIPPINGS", "PATTERNS", "ENGINES")
-    assert {name: getattr(run_command, name) for name in names} == {name: getattr(config, name) for name in names}
-    assert run_command.OPTIMIZERS == server.OPTIMIZERS
+    text = " ".join(called("run", "--help").stdout.split())
+    for choices in (config.TASKS, config.LEVELS, config.PARTICIPATIONS, config.PATTERNS):
+        assert f"One of {', '.join(choices)}." in text
+    for value in (config.RunConfig().rounds, config.RunConfig().privacy.delta, config.RunConfig().canaries.count):
+        assert f"[default: {value}]" in text
+
+
+def test_there_are_15_commands_with_some_130_options():
+    commands = list(every_command())
+    options = [param for command in commands for param in command.params if isinstance(param, click.Option)]
+    assert len(commands) == 15
+    assert len(options) <= 132, "add a setting to a config file or to a function, not to a command"
 
 
 def test_the_library_does_not_log_by_default():
@@ -185,21 +191,21 @@ def test_a_closed_pipe_does_not_change_the_exit_code(tmp_path, claim, code, outp
 
 @pytest.mark.skipif(not Path("/dev/full").is_char_device(), reason="needs /dev/full")
 def test_output_that_cannot_be_written_is_one_line():
-    command = f"{sys.executable} -m coalmine mechanism-epsilon --epsilon 1 --delta 1e-6 > /dev/full"
+    command = f"{sys.executable} -m coalmine epsilon --epsilon 1 --delta 1e-6 > /dev/full"
     done = subprocess.run(command, shell=True, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (2, "coalmine: the output: No space left on device\n")
 
 
 def test_closed_streams_are_not_an_error():
-    command = f"{sys.executable} -m coalmine mechanism-epsilon --epsilon 1 --delta 1e-6 >&- 2>&-"
+    command = f"{sys.executable} -m coalmine epsilon --epsilon 1 --delta 1e-6 >&- 2>&-"
     assert subprocess.run(command, shell=True).returncode == 0
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("nonsense", "The commands are amplified-epsilon, check, compare, data"),
-        ("data get stackexchange --data-dir nowhere", "docs/how-to/data.md there (nowhere/stackexchange)"),
+        ("nonsense", "The commands are check, compare, data, epsilon, estimate, plan"),
+        ("data stackexchange --data-dir nowhere", "docs/how-to/data.md there (nowhere/stackexchange)"),
         ("verify . --seed-file missing", "must be the one that the audit started with"),
         ("watch .", "holds no run, not even an unfinished one"),
     ],

@@ -83,7 +83,7 @@ def test_an_unfinished_run_and_a_file_do_not_stop_the_comparison(runs, stopped, 
 
 def test_an_unfinished_run_is_listed_with_its_resume_command(runs, stopped, capsys):
     (stopped / "config.toml").write_text('schema_version = 1\n[task]\nname = "digits"\n')
-    assert f"continue it with `coalmine resume {stopped}`" in compared(capsys, *runs, stopped).err
+    assert f"continue it with `coalmine run --resume {stopped}`" in compared(capsys, *runs, stopped).err
 
 
 def test_a_directory_of_runs_lists_the_unfinished_ones(runs, stopped, capsys):

@@ -38,14 +38,14 @@ def site(monkeypatch):
 
 
 def test_list_shows_all_data_sets_and_which_are_present(coalmine, tmp_path):
-    code, out, err = coalmine("data", "list", "--data-dir", tmp_path)
+    code, out, err = coalmine("data", "--data-dir", tmp_path)
     assert (code, err) == (0, "")
     assert all(name in out for name in DATASETS)
     assert "342,477" in out
     assert "yes" not in out
     (tmp_path / "stackexchange").mkdir()
     (tmp_path / "stackexchange" / "stackexchange_by_user.jsonl.gz").write_bytes(b"")
-    code, out, _ = coalmine("data", "list", "--data-dir", tmp_path, "--json")
+    code, out, _ = coalmine("data", "--data-dir", tmp_path, "--json")
     found = {entry["name"]: entry for entry in json.loads(out)}
     assert code == 0
     assert [name for name, entry in found.items() if entry["here"]] == ["stackexchange"]
@@ -59,17 +59,17 @@ def test_list_shows_all_data_sets_and_which_are_present(coalmine, tmp_path):
 
 def test_list_uses_the_folder_of_the_environment_variable(coalmine, tmp_path, monkeypatch):
     monkeypatch.setenv("COALMINE_DATA_DIR", str(tmp_path / "elsewhere"))
-    code, out, _ = coalmine("data", "list")
+    code, out, _ = coalmine("data")
     assert code == 0
     assert str(tmp_path / "elsewhere") in out
 
 
 def test_get_prints_size_and_checksum(coalmine, site, tmp_path):
-    code, out, err = coalmine("data", "get", "fashion-mnist", "--data-dir", tmp_path)
+    code, out, err = coalmine("data", "fashion-mnist", "--data-dir", tmp_path)
     assert (code, err) == (0, "")
     assert (tmp_path / "tiny" / "plain.gz").read_bytes() == PLAIN
     assert f"plain.gz: {len(PLAIN)} bytes, not verified: no checksum is published; sha256 " in out
-    code, out, _ = coalmine("data", "get", "fashion-mnist", "--data-dir", tmp_path)
+    code, out, _ = coalmine("data", "fashion-mnist", "--data-dir", tmp_path)
     assert code == 0
     assert "already present" in out
 
@@ -85,7 +85,7 @@ def test_get_prints_size_and_checksum(coalmine, site, tmp_path):
 )
 def test_errors_are_one_line_and_exit_code_2(coalmine, site, tmp_path, statuses, name, message):
     site.statuses = statuses
-    code, out, err = coalmine("data", "get", name, "--data-dir", tmp_path)
+    code, out, err = coalmine("data", name, "--data-dir", tmp_path)
     assert (code, out) == (2, "")
     assert message in err
     assert err.count("\n") == 1
@@ -94,7 +94,7 @@ def test_errors_are_one_line_and_exit_code_2(coalmine, site, tmp_path, statuses,
 
 def test_the_commands_need_no_torch():
     code = (
-        "import sys; sys.argv = ['coalmine', 'data', 'list']; from coalmine.cli.main import main\n"
+        "import sys; sys.argv = ['coalmine', 'data']; from coalmine.cli.main import main\n"
         "try: main()\n"
         "except SystemExit as stop: assert stop.code == 0\n"
         "assert not {'torch', 'h5py', 'sklearn'} & set(sys.modules)"

@@ -114,7 +114,7 @@ def test_the_table_prints_the_planned_numbers():
 
 
 def test_plan_answers_for_amplified_claims():
-    scheme = ("--sampling", "poisson", "--probability", 0.1, "--rounds", 100, "--noise-multiplier", 1)
+    scheme = ("--sampling", "poisson,probability=0.1,rounds=100", "--noise-multiplier", 1)
     arguments = ("plan", "--dim", 10_000, "--delta", "1e-5", "--claim", 7.05, *scheme)
     done = called(*arguments)
     assert (done.stderr, done.returncode) == ("", 0)
@@ -132,7 +132,7 @@ def test_plan_answers_for_amplified_claims():
 def test_plan_says_what_a_number_of_canaries_decides_under_sampling():
     """A number below the planned one decides fewer than 90 % of honest runs, the planned one does not."""
     arguments = ("plan", "--dim", 10_000, "--delta", "1e-5", "--claim", 2.47)
-    scheme = ("--sampling", "poisson", "--probability", 0.05, "--rounds", 40, "--noise-multiplier", 1)
+    scheme = ("--sampling", "poisson,probability=0.05,rounds=40", "--noise-multiplier", 1)
     found = json.loads(called(*arguments, *scheme, "--canaries", 60, "--canaries", 80, "--json").stdout)
     few, enough = found["plans"]
     assert few["canaries"] < found["canaries"] <= enough["canaries"]
@@ -173,31 +173,36 @@ def test_bad_input_is_one_line_and_exit_code_2(arguments, message):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--dim", "1000", "--sampling", "poisson", "--rounds", "10"], "--sampling poisson needs --probability"),
-        (["--dim", "1000", "--rounds", "10"], "--rounds belongs to a claim amplified by sampling: give --sampling too"),
+        (["--dim", "1000", "--sampling", "poisson,rounds=10"], "poisson needs probability="),
+        (
+            ["--dim", "1000", "--sampling", "sorted,rounds=10"],
+            "must be one of poisson, random-allocation, shuffled, fixed",
+        ),
+        (["--dim", "1000", "--sampling", "shuffled,rounds=x"], "rounds must be a number, got 'x'"),
+        (["--dim", "1000", "--sampling", "shuffled,rounds=0"], "rounds must be at least 1, got 0"),
         (["--dim", "1000", "--noise-multiplier", "1"], "--noise-multiplier belongs to a claim amplified by sampling"),
         (
-            ["--dim", "1000", "--sampling", "shuffled", "--rounds", "10"],
+            ["--dim", "1000", "--sampling", "shuffled,rounds=10"],
             "--sampling needs a claim: give --claim too",
         ),
         (
-            ["--dim", "1000", "--claim", "1", "--sampling", "shuffled", "--rounds", "10", "--size", "3"],
-            "--sampling shuffled does not take --size",
+            ["--dim", "1000", "--claim", "1", "--sampling", "shuffled,rounds=10,size=3"],
+            "shuffled has rounds, epochs, got 'size=3'",
         ),
         (
-            ["--dim", "1000", "--claim", "1", "--sampling", "shuffled", "--rounds", "10", "--detect", "1"],
+            ["--dim", "1000", "--claim", "1", "--sampling", "shuffled,rounds=10", "--detect", "1"],
             "--sampling only plans for a claim",
         ),
         (
-            ["--dim", "1000", "--claim", "1", "--sampling", "shuffled", "--rounds", "10", "--canaries", "9"],
+            ["--dim", "1000", "--claim", "1", "--sampling", "shuffled,rounds=10", "--canaries", "9"],
             "canaries must be at least 10, got 9",
         ),
         (
-            ["--dim", "1000", "--claim", "0", "--sampling", "shuffled", "--rounds", "9"],
+            ["--dim", "1000", "--claim", "0", "--sampling", "shuffled,rounds=9"],
             "--claim must be above 0, got 0",
         ),
         (
-            ["--dim", "1000", "--claim", "1", "--sampling", "poisson", "--probability", "2", "--rounds", "9"],
+            ["--dim", "1000", "--claim", "1", "--sampling", "poisson,probability=2,rounds=9"],
             "probability must lie in (0, 1], got 2",
         ),
     ],

@@ -182,7 +182,7 @@ def test_resume_after_kill_gives_identical_results(finished, tmp_path):
         arguments = ("run", "--config", finished.parent / "short.toml", *SHORT, "--out", folder)
         assert killed_after(wanted, folder, *arguments) == -signal.SIGKILL
         assert not (folder / "result.json").exists()
-        done = in_a_process("resume", folder)
+        done = in_a_process("run", "--resume", folder)
         assert done.returncode == 0, done.stderr
         for name in ("result.json", "model.npy", "audit/rounds.log"):
             assert comparable(folder / name) == comparable(finished / name)
@@ -209,7 +209,11 @@ def test_resume_after_kills_at_random_instants(tmp_path):
         process.wait()
         caught += (folder / "config.toml").exists() and not (folder / "result.json").exists()
         # A run killed before there was anything to resume starts again.
-        done = in_a_process("resume", folder) if (folder / "config.toml").exists() else in_a_process(*arguments, folder)
+        done = (
+            in_a_process("run", "--resume", folder)
+            if (folder / "config.toml").exists()
+            else in_a_process(*arguments, folder)
+        )
         assert done.returncode == 0, done.stderr
         for name in ("result.json", "model.npy", "audit/rounds.log"):
             assert comparable(folder / name) == comparable(tmp_path / "whole" / name)
@@ -218,7 +222,7 @@ def test_resume_after_kills_at_random_instants(tmp_path):
 
 def test_resuming_a_finished_run_changes_nothing(finished):
     before = (finished / "result.json").read_bytes()
-    done = coalmine("resume", finished, "--json")
+    done = coalmine("run", "--resume", finished, "--json")
     assert done.returncode == 0
     assert json.loads(done.stdout) == json.loads(before)
     assert (finished / "result.json").read_bytes() == before
@@ -265,10 +269,10 @@ def test_damaged_checkpoints_are_rejected_and_training_can_restart(finished, tmp
         content = bytearray(checkpoint.read_bytes())
         content[-1] ^= 1
         checkpoint.write_bytes(content)
-    failed_with(coalmine("resume", folder), "checkpoint.safetensors is damaged", "delete it to train again")
+    failed_with(coalmine("run", "--resume", folder), "checkpoint.safetensors is damaged", "delete it to train again")
     for checkpoint in checkpoints:
         checkpoint.unlink()
-    assert coalmine("resume", folder).returncode == 0
+    assert coalmine("run", "--resume", folder).returncode == 0
     assert comparable(folder / "result.json") == comparable(finished / "result.json")
 
 
@@ -283,9 +287,9 @@ def test_a_full_disk_is_one_line_and_the_run_can_be_resumed(finished, tmp_path):
         resource.setrlimit(resource.RLIMIT_FSIZE, (150_000, 150_000))
 
     done = in_a_process(*arguments, preexec_fn=limited)
-    failed_with(done, f"writing {folder} failed", f"`coalmine resume {folder}` continues the run")
+    failed_with(done, f"writing {folder} failed", f"`coalmine run --resume {folder}` continues the run")
     assert not (folder / "result.json").exists()
-    assert coalmine("resume", folder).returncode == 0
+    assert coalmine("run", "--resume", folder).returncode == 0
     assert comparable(folder / "result.json") == comparable(finished / "result.json")
 
 
@@ -335,7 +339,7 @@ def test_lost_metrics_do_not_change_the_result(finished, tmp_path, capsys, lines
         (folder / "metrics.jsonl").write_text("".join(metrics[:lines]))
         assert json.loads(metrics[19])["accuracy"] != json.loads(metrics[-1])["accuracy"]
     (folder / "result.json").unlink()
-    ends_with(0, "resume", folder, "--no-page")
+    ends_with(0, "run", "--resume", folder, "--no-page")
     assert comparable(folder / "result.json") == comparable(finished / "result.json")
 
 
@@ -370,13 +374,13 @@ def test_a_changed_rounds_file_is_rejected(stopped, capsys):
     text = rounds.read_text()
     rounds.write_text(text.replace("30 80 7", "30 80 8"))
     before = {path: path.read_bytes() for path in stopped.rglob("*") if path.is_file()}
-    said = fails_here(capsys, "resume", stopped)
+    said = fails_here(capsys, "run", "--resume", stopped)
     assert f"the rounds file {rounds} must be the one that {stopped} started with" in said
     rounds.unlink()
-    assert f"{rounds} must be readable (No such file or directory)" in fails_here(capsys, "resume", stopped)
+    assert f"{rounds} must be readable (No such file or directory)" in fails_here(capsys, "run", "--resume", stopped)
     assert {path: path.read_bytes() for path in stopped.rglob("*") if path.is_file()} == before
     rounds.write_text(text)
-    ends_with(0, "resume", stopped, "--no-page")
+    ends_with(0, "run", "--resume", stopped, "--no-page")
     assert "the most frequent client takes part in 14 rounds of this run" in capsys.readouterr().out
     for name in ("result.json", "model.npy", "audit/rounds.log"):
         assert comparable(stopped / name) == comparable(stopped.parent / "whole" / name)
@@ -384,7 +388,7 @@ def test_a_changed_rounds_file_is_rejected(stopped, capsys):
 
 def test_a_run_with_a_rounds_file_can_be_repeated_and_resumed(stopped):
     (stopped / "rounds.sha256").unlink()  # as in a run that began before coalmine stored this digest
-    ends_with(0, "resume", stopped, "--no-page")
+    ends_with(0, "run", "--resume", stopped, "--no-page")
     ends_with(0, "run", "--config", stopped / "config.toml", "--out", stopped.parent / "again", "--no-page")
     for folder in (stopped, stopped.parent / "again"):
         assert comparable(folder / "result.json") == comparable(stopped.parent / "whole" / "result.json")
@@ -395,25 +399,30 @@ def test_a_bad_rounds_file_can_be_corrected(tmp_path, capsys):
     """A rounds file that was rejected is not stored."""
     rounds = tmp_path / "rounds.txt"
     rounds.write_text("1 2\n1 x\n")
-    few = ("run", "--rounds", "2", "--canaries", "20", "--participation", "file", "--rounds-file", rounds)
+    few = ("run", "--rounds", "2", "--canaries", "20", "--participation", "file")
+    few = (*few, "--set", f"participation.rounds_file={rounds}")
     assert "line 2: 'x' is not one of the 200 clients" in fails_here(capsys, *few, "--out", tmp_path / "run")
     rounds.write_text("1 2\n1 3\n")
     ends_with(0, *few, "--out", tmp_path / "run", "--no-page")
 
 
 def test_canaries_replace_a_tenth_of_the_clients_or_the_given_fraction(tmp_path, capsys):
-    for given, number in ((["--pattern", "replace"], 20), (["--replace-fraction", "0.3"], 60)):
+    for given, number in (
+        (["--pattern", "replace"], 20),
+        (["--pattern", "replace", "--set", "canaries.replace_fraction=0.3"], 60),
+    ):
         folder = tmp_path / str(number)
-        ends_with(0, "run", "--rounds", "4", *given, "--no-page", "--out", folder)
+        ends_with(0, "run", "--rounds", "4", "--pattern", "replace", *given, "--no-page", "--out", folder)
         assert f"{number} of the 200 clients are canaries" in capsys.readouterr().out
         assert json.loads((folder / "result.json").read_text())["canaries"] == number
-    said = fails_here(capsys, "run", "--replace-fraction", "0.04", "--out", tmp_path / "few")
+    few = ("--pattern", "replace", "--set", "canaries.replace_fraction=0.04")
+    said = fails_here(capsys, "run", *few, "--out", tmp_path / "few")
     assert "canaries.replace_fraction 0.04 of 200 clients must be at least 10 canaries, got 8" in said
     assert not (tmp_path / "few").exists()
 
 
 def test_the_noise_split_of_adaptive_clipping_is_printed(tmp_path, capsys):
-    settings = ("--clipping", "adaptive", "--noise-multiplier", "4", "--rounds", "4", "--canaries", "40")
+    settings = ("--set", "privacy.clipping=adaptive", "--noise-multiplier", "4", "--rounds", "4", "--canaries", "40")
     ends_with(0, "run", *settings, "--clients-per-round", "50", "--no-page", "--out", tmp_path / "run")
     # 60 per round: the count has std 3 and a client changes it by ½, a multiplier of 6; updates get 1/√(4⁻² − 6⁻²) = 5.367.
     said = capsys.readouterr().out
@@ -446,7 +455,7 @@ def test_a_second_process_cannot_write_to_the_run(finished):
     home = RunDirectory(finished)
     home.lock()
     try:
-        failed_with(in_a_process("resume", finished), "is being written by another process")
+        failed_with(in_a_process("run", "--resume", finished), "is being written by another process")
     finally:
         home.close()
 
@@ -457,18 +466,27 @@ def test_a_second_process_cannot_write_to_the_run(finished):
         (["run", "--rounds", "0"], "rounds must be at least 1, got 0"),
         (
             ["run", "--task", "cifar"],
-            "'cifar' is not one of 'digits', 'mnist-by-writer'",
+            "task.name must be one of digits, mnist-by-writer",
         ),
         (["run", "--claim", "low"], "must be a number, `mechanism:E`, `analytical` or `accountant`, got 'low'"),
         (
-            ["run", "--replace-fraction", "0.2", "--canaries", "50"],
+            ["run", "--pattern", "replace", "--set", "canaries.replace_fraction=0.2", "--canaries", "50"],
             "give either canaries.count or canaries.replace_fraction, not both, got 50 and 0.2",
         ),
         (
-            ["run", "--replace-fraction", "0.2", "--pattern", "clients"],
+            ["run", "--set", "canaries.replace_fraction=0.2", "--pattern", "clients"],
             "canaries.replace_fraction must be given with pattern replace only, got pattern clients",
         ),
-        (["run", "--presentations", "1,x"], "must be whole numbers like 1,2,4, got '1,x'"),
+        (["run", "--set", "canaries.presentations=1,x"], "canaries.presentations must be int, got '1,x'"),
+        (["run", "--set", "privacy.clip_norm"], "must be like privacy.clip_norm=0.3, got 'privacy.clip_norm'"),
+        (["run", "--set", "privacy.clip.norm=1"], "must be like privacy.clip_norm=0.3"),
+        (["run", "--set", "privacy.noise=brown"], "privacy.noise must be one of gaussian, tree, banded, got 'brown'"),
+        (["run", "--set", "privacy=3"], "privacy must be a section, got 3"),
+        (["run", "--set", "privacy=3", "--set", "privacy.delta=0.1"], "privacy is a section, got privacy=3"),
+        (["run", "--set", "rounds=" + 2000 * "["], "rounds must be int"),
+        (["run", "--resume", "{tmp}/nowhere", "--rounds", "3"], "with its own settings: omit --rounds"),
+        (["run", "--resume", "{tmp}/nowhere", "--set", "rounds=3"], "with its own settings: omit --set"),
+        (["run", "--resume", "{tmp}/nowhere", "--out", "{tmp}/run"], "with its own settings: omit --out"),
         (
             ["run", "--claim", "analytical", "--noise-multiplier", "0"],
             "without noise the computed epsilon is infinite",
@@ -480,17 +498,20 @@ def test_a_second_process_cannot_write_to_the_run(finished):
         (["run", "--config", "{tmp}/typo.toml"], "a config has no privacy.noise_multiplyer"),
         (["run", "--seed-file", "{tmp}/empty", "--out", "{tmp}/run"], "is empty"),
         (["run", "--task", "fashion-mnist", "--data-dir", "{tmp}", "--out", "{tmp}/run"], "train-images-idx3-ubyte.gz"),
-        (["run", "--device", "meta", "--out", "{tmp}/run"], "'meta' is not one of 'auto', 'cpu', 'cuda'"),
-        (["run", "--clip-norm", "1e300", "--out", "{tmp}/run"], "must be above 0 and at most 1e+30, got 1e+300"),
+        (["run", "--device", "meta", "--out", "{tmp}/run"], "engine.device must be auto, cpu or cuda, got 'meta'"),
         (
-            ["run", "--clipping", "adaptive", "--noise-multiplier", "100", "--out", "{tmp}/run"],
+            ["run", "--set", "privacy.clip_norm=1e300", "--out", "{tmp}/run"],
+            "must be above 0 and at most 1e+30, got 1e+300",
+        ),
+        (
+            ["run", "--set", "privacy.clipping=adaptive", "--noise-multiplier", "100", "--out", "{tmp}/run"],
             "the noise of the count must be above half of the noise multiplier",
         ),
         (["run", "--config", "{tmp}/nan.toml", "--out", "{tmp}/run"], "privacy.count_noise must be finite, got nan"),
         (["run", "--config", "{tmp}/threads.toml", "--out", "{tmp}/run"], "engine.threads must be at most 1,024"),
         (["run", "--config", "{tmp}/adam.toml", "--out", "{tmp}/run"], "server.epsilon must be above 0, got -1.0"),
-        (["resume", "{tmp}/nowhere"], "is not a run directory"),
-        (["resume", "{tmp}/deep/odd"], "rounds"),
+        (["run", "--resume", "{tmp}/nowhere"], "is not a run directory"),
+        (["run", "--resume", "{tmp}/deep/odd"], "rounds"),
         (["compare", "{tmp}/nowhere"], "does not exist: name the directory of a run"),
         (["compare", "{tmp}"], "config.toml, result.json and audit/record.json are all missing"),
     ],
@@ -573,11 +594,12 @@ def test_missing_data_is_reported_before_the_directory_is_created(tmp_path):
         (("--clients-per-round", 5000), "must be at most the population, 200, got 5000"),
         (("--canaries", 100_000), "got 100000 canaries in dimension 9610"),
         (("--seed", 10**44), "seed must be an integer"),
-        (("--participation", "limited", "--separation", 1000), "need 50000 clients, got 200"),
-        (("--separation", 3), "--separation needs --participation limited"),
+        (("--participation", "limited", "--set", "participation.separation=1000"), "need 50000 clients, got 200"),
+        (("--set", "participation.separation=3"), "participation.separation must be given with kind limited only"),
         (("--claim", "magic"), "must be a number, `mechanism:E`, `analytical` or `accountant`, got 'magic'"),
-        (("--amplified",), "--amplified needs a number as --claim"),
-        (("--claim", 1, "--amplified", "--rounds", 6), "whole epochs of 4 rounds"),
+        (("--set", "claim.amplified=true"), "claim.amplified belongs to a claimed number"),
+        (("--stop-on-violation",), "claim.stop_on_violation needs a claim that a round can refute"),
+        (("--claim", 1, "--set", "claim.amplified=true", "--rounds", 6), "whole epochs of 4 rounds"),
     ],
 )
 def test_settings_are_validated_before_the_directory_is_created(tmp_path, capsys, arguments, said):
@@ -587,7 +609,7 @@ def test_settings_are_validated_before_the_directory_is_created(tmp_path, capsys
 
 
 def test_diverged_training_names_the_setting_to_lower(tmp_path, capsys):
-    said = fails_here(capsys, "run", "--rounds", 3, "--client-learning-rate", 1e30, "--out", tmp_path / "run")
+    said = fails_here(capsys, "run", "--rounds", 3, "--set", "client.learning_rate=1e30", "--out", tmp_path / "run")
     assert "training has diverged: the release of round 1 is not finite; lower client.learning_rate" in said
 
 
@@ -599,12 +621,13 @@ def test_a_misspelt_key_is_reported_with_the_known_keys(tmp_path, capsys):
 
 def test_nothing_to_resume_is_one_line(tmp_path, capsys):
     (tmp_path / "empty").mkdir()
-    assert "holds no run: config.toml is missing" in fails_here(capsys, "resume", tmp_path / "empty")
-    assert "is not a run directory" in fails_here(capsys, "resume", tmp_path / "missing")
+    assert "holds no run: config.toml is missing" in fails_here(capsys, "run", "--resume", tmp_path / "empty")
+    assert "is not a run directory" in fails_here(capsys, "run", "--resume", tmp_path / "missing")
 
 
 def test_quiet_prints_title_and_table_only(tmp_path, capsys):
-    arguments = ["run", "--rounds", "4", "--canaries", "60", "--presentations", "1,2", "--no-page", "--out"]
+    few = ["--rounds", "4", "--canaries", "60", "--set", "canaries.presentations=[1, 2]"]
+    arguments = ["run", *few, "--no-page", "--out"]
     with pytest.raises(SystemExit):
         cli.main(["-q", *arguments, str(tmp_path / "run")])
     out = capsys.readouterr().out
@@ -621,11 +644,15 @@ REPLACED = '[canaries]\nreplace_fraction = 0.1\npattern = "replace"\n[claim]\nep
     [
         (CLAIMED, ["--claim", 5], {"claim": {"epsilon": 5.0}}),
         (REPLACED, ["--claim", "analytical"], {"claim": {"analytical": True}}),
-        (CLAIMED, ["--replace-fraction", 0.1], {"canaries": {"replace_fraction": 0.1}}),
+        (
+            CLAIMED,
+            ["--pattern", "replace", "--set", "canaries.replace_fraction=0.1"],
+            {"canaries": {"replace_fraction": 0.1}},
+        ),
         (REPLACED, ["--canaries", 30], {"canaries": {"count": 30}}),
         (
             "[server]\nmomentum = 0.9\n",
-            ["--server-optimizer", "adam"],
+            ["--set", "server.optimizer=adam"],
             {"server": {"optimizer": "adam", "momentum": 0.0}},
         ),
     ],

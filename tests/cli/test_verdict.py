@@ -89,7 +89,7 @@ def test_a_line_has_run_claim_verdict_and_reason(coalmine, runs):
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("stopped", "not finished: wait for it, or continue it with `coalmine resume runs/stopped`"),
+        ("stopped", "not finished: wait for it, or continue it with `coalmine run --resume runs/stopped`"),
         ("other-trainer", "not finished: wait for it, or run its training script to the end"),
     ],
 )
@@ -198,7 +198,7 @@ def test_json_has_an_entry_for_every_run(coalmine, runs):
         "error": None,
     }
     assert (stopped["verdict"], stopped["error"]) == (None, None)
-    assert "coalmine resume" in stopped["reason"]
+    assert "coalmine run --resume" in stopped["reason"]
     assert (nowhere["run"], nowhere["verdict"]) == ("nowhere", None)
     assert "does not exist" in nowhere["error"]
 

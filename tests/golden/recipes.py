@@ -394,7 +394,7 @@ INTEGRATIONS: dict[str, Callable[[Path], None]] = {
     "simulated-examples": lambda path: simulate(
         path, "--level", "example", "--pattern", "clients", "--claim", "accountant"
     ),
-    "simulated-adaptive": lambda path: simulate(path, "--clipping", "adaptive"),
+    "simulated-adaptive": lambda path: simulate(path, "--set", "privacy.clipping=adaptive"),
 }
 
 ONE = Claim(8.0, participations=1)

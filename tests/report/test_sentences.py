@@ -47,10 +47,10 @@ def test_epsilon_is_explained_in_a_sentence():
 
 @pytest.mark.parametrize(
     ("config", "expected"),
-    [("[task]\nname = 'digits'\n", "coalmine resume"), ("trainer = 'opacus'\n", "its own trainer")],
+    [("[task]\nname = 'digits'\n", "coalmine run --resume"), ("trainer = 'opacus'\n", "its own trainer")],
 )
 def test_an_unfinished_run_names_the_command_that_resumes_it(tmp_path, config, expected):
-    """`coalmine resume` only resumes runs of coalmine's own training."""
+    """`coalmine run --resume` only resumes runs of coalmine's own training."""
     path = make_run(tmp_path / "run")
     (path / "result.json").unlink()
     (path / "config.toml").write_text("schema_version = 1\n" + config)

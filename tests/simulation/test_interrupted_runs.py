@@ -70,7 +70,7 @@ class Commands:
     def train(self, folder: Path, **options) -> int:
         """Start a run, or resume the existing one."""
         if (folder / "config.toml").exists():
-            return self("resume", folder, "--no-page", **options)
+            return self("run", "--resume", folder, "--no-page", **options)
         return self("run", "--config", self.folder / "run.toml", "--out", folder, "--no-page", **options)
 
     def sweep(self, folder: Path, **options) -> int:
@@ -233,7 +233,7 @@ def cut_log(folder: Path, rounds: int) -> None:
 def test_a_truncated_log_resumes_from_the_previous_checkpoint(commands, stopped, whole, left, resumed_after):
     """Checkpoints are at rounds 24 and 21; the log lost its end despite syncing."""
     cut_log(stopped, left)
-    assert commands("-v", "resume", stopped, "--no-page") == 0, commands.output
+    assert commands("-v", "run", "--resume", stopped, "--no-page") == 0, commands.output
     said = " ".join(commands.output.split())
     assert f"training continues from the previous checkpoint, round {resumed_after}" in said
     assert f"resuming after round {resumed_after}" in said

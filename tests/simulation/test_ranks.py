@@ -242,7 +242,7 @@ def test_an_interrupt_signal_is_not_reported_as_a_lost_rank(folder):
     for process in (follower, going.process.pid):
         os.kill(process, signal.SIGTERM)
     assert going.wait(200) == 128 + signal.SIGTERM
-    line = f"coalmine: interrupted by SIGTERM; continue with: coalmine resume {folder / 'stopped'}"
+    line = f"coalmine: interrupted by SIGTERM; continue with: coalmine run --resume {folder / 'stopped'}"
     assert going.errors.strip() == line
 
 
@@ -260,7 +260,7 @@ def test_run_resumes_bit_for_bit_after_a_rank_is_killed(folder, whole, victim):
         assert code == 2
         [line] = going.errors.splitlines()
         assert line.startswith("coalmine: rank 1 of 2 was ended by SIGKILL; if memory was short, use fewer --workers; ")
-        assert line.endswith(f"`coalmine resume {folder / name}` continues the run")
+        assert line.endswith(f"`coalmine run --resume {folder / name}` continues the run")
     else:
         assert code == -signal.SIGKILL
     end = time.monotonic() + 400
@@ -272,7 +272,7 @@ def test_run_resumes_bit_for_bit_after_a_rank_is_killed(folder, whole, victim):
     assert other.wait() == 2
     [line] = other.errors.splitlines()
     assert "holds a run with 2 workers, which cannot continue with 3" in line
-    resumed = command(folder / "resumed.txt", "resume", folder / name, "--no-page", "-q")
+    resumed = command(folder / "resumed.txt", "run", "--resume", folder / name, "--no-page", "-q")
     assert resumed.wait() == 0, resumed.errors
     assert_same(folder / name, whole)
 
@@ -327,7 +327,7 @@ def test_the_cnn_on_mnist_is_resumed_bit_for_bit(tmp_path):
     [follower] = going.children
     os.kill(follower, signal.SIGKILL)
     assert going.wait(200) == 2
-    resumed = command(tmp_path / "resumed.txt", "resume", tmp_path / "killed", "--no-page", "-q")
+    resumed = command(tmp_path / "resumed.txt", "run", "--resume", tmp_path / "killed", "--no-page", "-q")
     assert resumed.wait(900) == 0, resumed.errors
     assert_same(tmp_path / "killed", tmp_path / "whole")
 
@@ -350,12 +350,20 @@ def test_ranks_started_with_environment_variables_give_the_same_result(folder, w
     ranks[1].process.kill()
     assert ranks[0].wait(200) == 2
     assert "rank 1 of 2 no longer takes part" in ranks[0].errors
-    refused = command(folder / "refused.txt", "resume", folder / "outer", **variables(0, 3, port))
+    refused = command(folder / "refused.txt", "run", "--resume", folder / "outer", **variables(0, 3, port))
     assert refused.wait() == 2
     assert "--workers must be the number of ranks that were started, 3, or be left out, got 2" in refused.errors
     port = free_port()
     again = [
-        command(folder / f"again{rank}.txt", "resume", folder / "outer", "--no-page", "-q", **variables(rank, 2, port))
+        command(
+            folder / f"again{rank}.txt",
+            "run",
+            "--resume",
+            folder / "outer",
+            "--no-page",
+            "-q",
+            **variables(rank, 2, port),
+        )
         for rank in range(2)
     ]
     assert [rank.wait() for rank in again] == [0, 0], again[0].errors

@@ -109,7 +109,7 @@ def test_stack_overflow_is_read(tmp_path):
         for client, sentences in SENTENCES.items()
     }
     write(tmp_path / "stackoverflow", STACKOVERFLOW, clients, {"eve": clients["eve"]})
-    with pytest.raises(FileNotFoundError, match=r"does not contain stackoverflow.word_count: run `coalmine data get"):
+    with pytest.raises(FileNotFoundError, match=r"does not contain stackoverflow.word_count: run `coalmine data"):
         load_task("stackoverflow", data_dir=tmp_path)
     (tmp_path / "stackoverflow" / "stackoverflow.word_count").write_bytes(b"the 9\ndo 8\nhow 7\ni 6\n")
     task = load_task("stackoverflow", data_dir=tmp_path)
@@ -224,7 +224,7 @@ def test_test_examples_come_from_clients_in_a_fixed_order(monkeypatch):
 
 def test_missing_files_are_named(tmp_path):
     for name in ("emnist", "stackoverflow", "stackexchange", "shakespeare"):
-        with pytest.raises(FileNotFoundError, match=f"does not contain .*: run `coalmine data get {name}`"):
+        with pytest.raises(FileNotFoundError, match=f"does not contain .*: run `coalmine data {name}`"):
             load_task(name, data_dir=tmp_path)
 
 

@@ -95,7 +95,7 @@ def test_damaged_files_are_reported(tmp_path):
     path.unlink()
     with pytest.raises(
         FileNotFoundError,
-        match=r"does not exist: run `coalmine data get .*`, or give its folder's parent with --data-dir",
+        match=r"does not exist: run `coalmine data .*`, or give its folder's parent with --data-dir",
     ):
         read_idx(path, sha256=checksum)
 

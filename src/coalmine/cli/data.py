@@ -10,7 +10,7 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
 
-from coalmine.cli.options import DATA_DIR, JSON, Commands, Verbosity, argument
+from coalmine.cli.options import DATA_DIR, JSON, Command, Verbosity, argument
 from coalmine.cli.output import PlainColumn, print_json, print_line, print_table, shows_bars
 from coalmine.data import DATASETS, Dataset, Fetched, data_folder, fetch
 from coalmine.data.fetch import Follower
@@ -18,17 +18,33 @@ from coalmine.data.fetch import Follower
 logger = logging.getLogger("coalmine")
 
 
-@click.group(cls=Commands)
-def data() -> None:
-    """List the data sets, or download one."""
-
-
-@data.command("list")
+@click.command(cls=Command)
+@argument(
+    "name",
+    type=click.Choice(list(DATASETS)),
+    required=False,
+    metavar="NAME",
+    help="Data set to download; without it, all data sets are listed.",
+)
 @DATA_DIR
 @JSON
-def list_datasets(data_dir: Path | None, as_json: bool) -> None:
-    """List the data sets with size, licence and availability."""
+@click.pass_obj
+def data(verbosity: Verbosity, name: str | None, data_dir: Path | None, as_json: bool) -> None:
+    """List the data sets, or download one.
+
+    The list has size, licence and availability. A download is checked against its checksum and unpacked. HTTPS_PROXY,
+    HTTP_PROXY and NO_PROXY name the proxies.
+    """
     folder = data_folder(data_dir)
+    if name is None:
+        _print_list(folder, as_json=as_json)
+        return
+    if as_json:
+        raise click.UsageError("--json is for the list: omit it, or the name of the data set")
+    _download(name, folder, quiet=verbosity.quiet)
+
+
+def _print_list(folder: Path, *, as_json: bool) -> None:
     if as_json:
         print_json([_entry(dataset, folder) for dataset in DATASETS.values()])
         return
@@ -47,22 +63,8 @@ def list_datasets(data_dir: Path | None, as_json: bool) -> None:
     print_table(["name", "content", "users", "download", "licence", "present"], rows, title=title, left=(0, 1, 4))
 
 
-@data.command()
-@argument(
-    "name",
-    type=click.Choice(list(DATASETS)),
-    metavar="NAME",
-    help="Name of the data set in `coalmine data list`.",
-)
-@DATA_DIR
-@click.pass_obj
-def get(verbosity: Verbosity, name: str, data_dir: Path | None) -> None:
-    """Download a data set, check it against its checksum, and unpack it.
-
-    HTTPS_PROXY, HTTP_PROXY and NO_PROXY name the proxies.
-    """
-    folder = data_folder(data_dir)
-    with _progress(hidden=verbosity.quiet) as follow:
+def _download(name: str, folder: Path, *, quiet: bool) -> None:
+    with _progress(hidden=quiet) as follow:
         fetched = fetch(DATASETS[name], folder, follow=follow)
     for file in fetched:
         print_line(f"{folder / DATASETS[name].folder / file.name}: {_description(file)}")

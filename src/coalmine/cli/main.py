@@ -5,17 +5,15 @@ from typing import NoReturn
 
 import click
 
-from coalmine.cli.amplified_epsilon import amplified_epsilon
 from coalmine.cli.check import check
 from coalmine.cli.compare import compare
 from coalmine.cli.data import data
+from coalmine.cli.epsilon import epsilon
 from coalmine.cli.estimate import estimate
-from coalmine.cli.mechanism_epsilon import mechanism_epsilon
 from coalmine.cli.options import Commands
 from coalmine.cli.plan import plan
 from coalmine.cli.program import SETTINGS, run_program, start_log
 from coalmine.cli.report import report
-from coalmine.cli.resume import resume
 from coalmine.cli.run import run
 from coalmine.cli.selftest import selftest
 from coalmine.cli.statement import statement
@@ -26,9 +24,9 @@ from coalmine.cli.watch import watch
 from coalmine.version import __version__
 
 TOPICS = {
-    "Train and audit": (run, resume, watch, sweep, check, data),
+    "Train and audit": (run, watch, sweep, check, data),
     "Read finished audits": (report, statement, compare, verdict, verify),
-    "Plan and compute": (plan, estimate, mechanism_epsilon, amplified_epsilon),
+    "Plan and compute": (plan, estimate, epsilon),
     "Set up and check coalmine": (seed, selftest),
 }
 

@@ -82,7 +82,7 @@ def how_to_finish(run: Path) -> str:
     except (OSError, ValueError):
         resumable = False
     if resumable:
-        return f"wait for it, or continue it with `coalmine resume {shlex.quote(str(run))}`"
+        return f"wait for it, or continue it with `coalmine run --resume {shlex.quote(str(run))}`"
     return "wait for it, or run its training script to the end"
 
 

@@ -18,7 +18,7 @@ JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON instead 
 DATA_DIR = click.option(
     "--data-dir",
     type=click.Path(path_type=Path, file_okay=False),
-    help="Folder of the data sets.  [default: COALMINE_DATA_DIR, else the folder of `coalmine data get`]",
+    help="Folder of the data sets.  [default: COALMINE_DATA_DIR, else the folder of `coalmine data`]",
 )
 
 

@@ -10,7 +10,7 @@ import click
 from coalmine.argument_checks import one_number, unit_interval, whole_number
 from coalmine.cli.options import COUNT, JSON, Command, Verbosity
 from coalmine.cli.output import print_json, print_table, progress_bar, shown_number
-from coalmine.cli.sampling_options import read_scheme, sampling_options
+from coalmine.cli.sampling_option import SAMPLING
 from coalmine.estimators.bounds import FEWEST
 from coalmine.estimators.intervals import Interval
 from coalmine.estimators.planning import (
@@ -53,7 +53,7 @@ PRECISION = 0.25  # both ends of a useful interval lie within this share of epsi
 @click.option(
     "--plot", type=click.Path(path_type=Path), metavar="FILE", help="Also plot the plan into a .png, .svg or .pdf file."
 )
-@sampling_options(required=False)
+@SAMPLING
 @click.option(
     "--noise-multiplier",
     type=float,
@@ -74,8 +74,7 @@ def plan(
     plot: Path | None,
     noise_multiplier: float | None,
     as_json: bool,
-    sampling: str | None,
-    **scheme: Any,
+    sampling: Sampling | None,
 ) -> None:
     """Plan the number of canaries of an audit.
 
@@ -95,19 +94,16 @@ def plan(
     of too few picks. With --canaries it also prints the share of honest runs that K canaries decide.
     """
     if sampling is not None:
-        hidden = read_scheme(sampling, scheme)
         if claim is None:
             raise click.UsageError("--sampling needs a claim: give --claim too")
         if detect is not None or at is not None or plot is not None:
             raise click.UsageError("--sampling only plans for a claim: omit --detect, --at and --plot")
         _plan_amplified(
-            claim, hidden, canaries, dim=dim, delta=delta, noise_multiplier=noise_multiplier, as_json=as_json
+            claim, sampling, canaries, dim=dim, delta=delta, noise_multiplier=noise_multiplier, as_json=as_json
         )
         return
-    for name, value in {**scheme, "noise_multiplier": noise_multiplier}.items():
-        if value is not None:
-            option = f"--{name.replace('_', '-')}"
-            raise click.UsageError(f"{option} belongs to a claim amplified by sampling: give --sampling too")
+    if noise_multiplier is not None:
+        raise click.UsageError("--noise-multiplier belongs to a claim amplified by sampling: give --sampling too")
     if canaries and detect is not None:
         raise click.UsageError("give either --canaries or --detect")
     dim, delta = whole_number("--dim", dim, minimum=FEWEST + 2), unit_interval("--delta", delta)

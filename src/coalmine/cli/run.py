@@ -2,20 +2,22 @@
 
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 from rich.console import Console
 from rich.progress import BarColumn
 from rich.progress import Progress as Bar
 
+from coalmine.argument_checks import shown
 from coalmine.cli.exit_codes import VERDICT_CODES
 from coalmine.cli.interruption import resumable
-from coalmine.cli.options import COUNT, DATA_DIR, JSON, Command, Verbosity, topic
+from coalmine.cli.options import COUNT, JSON, Command, Verbosity, topic
 from coalmine.cli.output import (
     PlainColumn,
     print_columns,
@@ -27,10 +29,10 @@ from coalmine.cli.output import (
     shown_number,
     shows_bars,
 )
+from coalmine.cli.run_settings import SET, changes_of, setting
 from coalmine.log.run_directory import RunDirectory
 from coalmine.report import write_report
 from coalmine.report.summary import key_figures, summary_lines, verdict_lines
-from coalmine.verdict.claim import MECHANISM
 from coalmine.verdict.findings.missing import NothingClaimed
 
 if TYPE_CHECKING:
@@ -41,202 +43,107 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("coalmine")
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
-# The same as in coalmine.simulation.config, which needs torch; a test compares them.
-TASKS = (
-    "digits",
-    "mnist-by-writer",
-    "fashion-mnist",
-    "emnist",
-    "emnist-digits",
-    "stackoverflow",
-    "stackexchange",
-    "shakespeare",
-)
-LEVELS = ("client", "example")
-PARTICIPATIONS = ("shuffled", "poisson", "fixed", "limited", "file")
-NOISES = ("gaussian", "tree", "banded")
-CLIPPINGS = ("fixed", "adaptive")
-PATTERNS = ("spread", "clients", "replace")
-OPTIMIZERS = ("sgd", "adam")
-DEVICES = ("auto", "cpu", "cuda")
-ENGINES = ("auto", "together", "one-by-one")
-# Where a config has an option: under its own name, as the main key of the section that it names, or under its name without
-# the section.
-SECTIONS = {
-    "task": ("level", "clients", "data_dir"),
-    "participation": ("clients_per_round", "separation", "rounds_file"),
-    "privacy": ("noise_multiplier", "noise", "bands", "restart", "clipping", "clip_norm", "delta"),
-    "canaries": ("presentations", "pattern", "replace_fraction", "seed_file"),
-    "claim": ("amplified", "stop_on_violation"),
-    "engine": ("device", "jobs"),
-}
-MAIN_KEYS = {"task": "name", "participation": "kind", "canaries": "count", "engine": "name"}
-PREFIXED = {"client": ("learning_rate", "epochs"), "server": ("optimizer", "learning_rate", "momentum")}
-PAGE = click.option(
-    "--page/--no-page", default=True, show_default=True, help="Write report.html into the run directory."
-)
 
 
 @click.command(cls=Command)
 @topic(
     "Task and model",
-    click.option(
-        "--task",
-        type=click.Choice(TASKS),
-        metavar="NAME",
-        help=f"Data set and model: {', '.join(TASKS[:-1])} or {TASKS[-1]}.  [default: digits]",
+    setting("task.name", "--task", metavar="NAME", choices="TASKS", help="Data set and model."),
+    setting(
+        "task.data_dir",
+        "--data-dir",
+        type=click.Path(path_type=Path, file_okay=False),
+        unset="COALMINE_DATA_DIR, else the folder of `coalmine data`",
+        help="Folder of the data sets.",
     ),
-    DATA_DIR,
-    click.option(
+    setting(
+        "task.level",
         "--level",
-        type=click.Choice(LEVELS),
-        help="Unit of privacy: client trains with DP-FedAvg, example with DP-SGD.  [default: client]",
+        metavar="UNIT",
+        choices="LEVELS",
+        help="Unit of privacy: client trains with DP-FedAvg, example with DP-SGD.",
     ),
+    setting("seed", "--seed", type=int, help="Seed of the training; not a secret."),
     click.option("--config", "config_file", type=FILE, help="TOML file with settings; options override it."),
-    click.option("--seed", type=int, help="Seed of the training; not a secret.  [default: 1]"),
+    SET,
 )
 @topic(
     "Participation",
-    click.option("--rounds", type=COUNT, metavar="T", help="Number of training rounds.  [default: 100]"),
-    click.option(
-        "--clients",
-        type=COUNT,
-        metavar="N",
-        help="Number of clients; beyond those of the task, clients are virtual.  [default: all clients of the task]",
-    ),
-    click.option(
+    setting("rounds", "--rounds", type=COUNT, metavar="T", help="Number of training rounds."),
+    setting(
+        "participation.clients_per_round",
         "--clients-per-round",
         type=COUNT,
         metavar="N",
-        help="Number of clients in a round; with poisson, the average.  [default: 50]",
+        help="Number of clients in a round; with poisson, the average.",
     ),
-    click.option(
+    setting(
+        "participation.kind",
         "--participation",
-        type=click.Choice(PARTICIPATIONS),
+        metavar="KIND",
+        choices="PARTICIPATIONS",
         help="How clients are chosen: shuffled takes each client once per epoch, fixed draws a new cohort for each round, "
-        "limited keeps a client out for --separation rounds.  [default: shuffled]",
-    ),
-    click.option(
-        "--separation",
-        type=COUNT,
-        metavar="B",
-        help="Smallest number of rounds between two check-ins of a client; needs --participation limited.",
-    ),
-    click.option(
-        "--rounds-file",
-        type=FILE,
-        help="File with the clients of each round, one line per round; needs --participation file.",
+        "limited keeps a client out for participation.separation rounds.",
     ),
 )
 @topic(
     "Privacy",
-    click.option(
+    setting(
+        "privacy.noise_multiplier",
         "--noise-multiplier",
         type=float,
         metavar="Z",
-        help="Noise std divided by the clip norm; 0 clips without adding noise.  [default: 0.5]",
+        help="Noise std divided by the clip norm; 0 clips without adding noise.",
     ),
-    click.option(
-        "--noise",
-        type=click.Choice(NOISES),
-        help="Noise mechanism: independent in each round (gaussian), or correlated between rounds by tree aggregation "
-        "(tree, DP-FTRL) or matrix factorisation (banded).  [default: gaussian]",
-    ),
-    click.option(
-        "--bands", type=COUNT, metavar="B", help="Number of bands of the factorisation; needs --noise banded."
-    ),
-    click.option(
-        "--restart",
-        type=COUNT,
-        metavar="B",
-        help="Number of rounds after which a new tree begins; needs --noise tree.  [default: all rounds]",
-    ),
-    click.option(
-        "--clipping",
-        type=click.Choice(CLIPPINGS),
-        help="Clip norm: the same in every round, or adapted to the updates.  [default: fixed]",
-    ),
-    click.option(
-        "--clip-norm",
-        type=float,
-        metavar="S",
-        help="Clip norm; with adaptive clipping, the initial one.  [default: 0.5]",
-    ),
-    click.option("--delta", type=float, metavar="D", help="The delta of (epsilon, delta).  [default: 1e-06]"),
+    setting("privacy.delta", "--delta", type=float, metavar="D", help="The delta of (epsilon, delta)."),
 )
 @topic(
     "Canaries",
-    click.option("--canaries", type=COUNT, metavar="K", help="Number of observed canaries.  [default: 1000]"),
-    click.option(
-        "--presentations",
-        metavar="R[,R…]",
-        help="Number of rounds in which each canary takes part; several numbers split the canaries into groups.  "
-        "[default: 1]",
-    ),
-    click.option(
+    setting("canaries.count", "--canaries", type=COUNT, metavar="K", help="Number of observed canaries."),
+    setting(
+        "canaries.pattern",
         "--pattern",
-        type=click.Choice(PATTERNS),
-        help="When canaries take part: spread evenly over the run, as often as clients, or in place of some of the "
-        "clients.  [default: spread; with an amplified claim, as often as clients]",
+        metavar="NAME",
+        choices="PATTERNS",
+        unset="spread; with an amplified claim, clients",
+        help="When canaries take part: spread evenly over the run, as often as clients, or in place of some of the clients.",
     ),
-    click.option(
-        "--replace-fraction",
-        type=float,
-        metavar="F",
-        help="Fraction of the clients that canaries replace; implies --pattern replace.  [default: 0.1]",
-    ),
-    click.option(
+    setting(
+        "canaries.seed_file",
         "--seed-file",
         type=FILE,
-        help="File with the secret seed of the canaries (`coalmine seed`).  [default: a public demo seed]",
+        unset="a public demo seed",
+        help="File with the secret seed of the canaries (`coalmine seed`).",
     ),
 )
 @topic(
     "Claim",
-    click.option(
+    setting(
+        "claim",
         "--claim",
         metavar="E",
         help="Claimed epsilon to judge the run against: a number, `mechanism:E` (a number that counts no sampling), "
         "`analytical` (the mechanism's, for an attacker who knows a client's rounds) or `accountant` (the accountant's, "
         "amplified by sampling; it can pass with --pattern clients or replace).",
     ),
-    click.option(
-        "--amplified",
-        is_flag=True,
-        default=None,
-        help="The claimed number is an accountant's: it assumes amplification by sampling.",
-    ),
-    click.option(
+    setting(
+        "claim.stop_on_violation",
         "--stop-on-violation",
         is_flag=True,
-        default=None,
         help="Stop in the round that refutes the claim; looking at every round raises a false alarm in 0.25 % of runs.",
     ),
 )
 @topic(
-    "Optimisation",
-    click.option("--client-learning-rate", type=float, metavar="R", help="Learning rate of clients.  [default: 0.3]"),
-    click.option("--client-epochs", type=COUNT, metavar="N", help="Local epochs of a client per round.  [default: 2]"),
-    click.option("--server-optimizer", type=click.Choice(OPTIMIZERS), help="Optimizer of the server.  [default: sgd]"),
-    click.option("--server-learning-rate", type=float, metavar="R", help="Learning rate of the server.  [default: 1]"),
-    click.option("--server-momentum", type=float, metavar="M", help="Momentum of the server's SGD.  [default: 0]"),
-)
-@topic(
     "Hardware",
-    click.option("--device", type=click.Choice(DEVICES), help="Device to train on.  [default: auto]"),
-    click.option(
-        "--engine",
-        type=click.Choice(ENGINES),
-        help="Train the clients of a round together in batches, or one by one; auto picks the faster.  [default: auto]",
-    ),
-    click.option(
+    setting("engine.device", "--device", metavar="NAME", help="Device to train on: auto, cpu or cuda."),
+    setting(
+        "engine.jobs",
         "--workers",
-        "--jobs",
-        "jobs",
         type=click.IntRange(1),
         metavar="N",
+        unset="one per core if clients train one by one on a CPU, else 1",
         help="Number of processes that divide the clients of a round, one core or GPU each; under torchrun or srun, the "
-        "number of ranks.  [default: one per core if clients train one by one on a CPU, else 1]",
+        "number of ranks.",
     ),
 )
 @topic(
@@ -244,15 +151,23 @@ PAGE = click.option(
     click.option(
         "--out", type=click.Path(path_type=Path), help="Run directory to create.  [default: runs/TASK-NUMBER]"
     ),
-    PAGE,
+    click.option(
+        "--resume",
+        type=click.Path(path_type=Path),
+        metavar="DIR",
+        help="Run directory of an interrupted run to continue, with its own settings.",
+    ),
+    click.option("--page/--no-page", default=True, show_default=True, help="Write report.html into the run directory."),
     JSON,
 )
-@click.pass_obj
+@click.pass_context
 def run(
-    verbosity: Verbosity,
+    context: click.Context,
     /,
     config_file: Path | None,
+    assignments: tuple[str, ...],
     out: Path | None,
+    resume: Path | None,
     page: bool,
     as_json: bool,
     **options: Any,
@@ -261,34 +176,74 @@ def run(
 
     The audit reports how much privacy the model gives away. Without options, it is a small built-in training run on
     handwritten digits from scikit-learn, and takes under two minutes. The defaults below are for the task digits;
-    docs/how-to/training.md has those of the other tasks. After an interruption, `coalmine resume` continues the run.
+    docs/reference/config.md has those of the other tasks, and every setting that --set or a config file takes. After an
+    interruption, --resume continues the run. The result is the same as without the interruption.
 
     Exit codes with --claim: 0 PASS, 1 VIOLATION, 3 UNDERPOWERED. With --stop-on-violation the run ends with 1 as soon as
     a round refutes the claim; its directory is complete and can be reported.
 
     Under torchrun or srun, every rank runs this command; rank 0 writes the run directory and exits with the verdict's code.
+    A resumed run needs as many ranks as before.
     """
     with training_extra():
-        from coalmine.simulation.config import config_with
-        from coalmine.simulation.training_run import start
+        from coalmine.simulation import training_run
 
-    if options["amplified"] and not config_file and options["claim"] in (None, "analytical", "accountant"):
-        raise click.UsageError("--amplified needs a number as --claim")
-    if options["stop_on_violation"] and not config_file and options["claim"] is None:
-        raise click.UsageError("--stop-on-violation needs a --claim that a round can refute")
-    changes = _changes(options)
-    if not changes and config_file is None:  # the built-in run claims its accountant's epsilon before round 1
-        changes = {"claim": {"analytical": True}}
-    config = config_with(changes, config_file)
-    if options["separation"] is not None and config.participation.kind != "limited":
-        raise click.UsageError("--separation needs --participation limited")
+    verbosity = context.ensure_object(Verbosity)
+    if resume is None:
+        config, directory = _new_config(context, config_file, assignments, options), out
+    else:
+        _check_alone(context)
+        config, directory = _stored_config(resume), resume
     ranks = join_ranks(config)
     if ranks is not None and ranks.rank:
         return follow_rank_0(ranks)
-    directory = out or _new_directory(config.task.name)
-    with resumable("coalmine resume", directory), live_progress(config.rounds, hidden=verbosity.quiet) as progress:
-        outcome = start(config, directory, progress=progress, ranks=ranks)
+    directory = directory or _new_directory(config.task.name)
+    with (
+        resumable("coalmine run --resume", directory),
+        live_progress(config.rounds, hidden=verbosity.quiet) as progress,
+    ):
+        if resume is None:
+            outcome = training_run.start(config, directory, progress=progress, ranks=ranks)
+        else:
+            outcome = training_run.resume(directory, progress=progress, ranks=ranks)
     return report(outcome, directory, page=page, as_json=as_json, quiet=verbosity.quiet)
+
+
+def _new_config(
+    context: click.Context, config_file: Path | None, assignments: Sequence[str], options: dict[str, Any]
+) -> "RunConfig":
+    """The config of a new run; the built-in run claims its analytical epsilon before round 1."""
+    from coalmine.simulation.config import config_with
+
+    changes = changes_of(options, context.command.params, assignments)
+    if not changes and config_file is None:
+        changes = {"claim": {"analytical": True}}
+    return config_with(changes, config_file)
+
+
+def _check_alone(context: click.Context) -> None:
+    """Reject settings beside --resume: a run keeps its own."""
+    kept = ("run", "--resume", "page", "as_json", "verbose", "quiet")
+    for param in context.command.params:
+        name = param.name or ""
+        if name not in kept and context.get_parameter_source(name) is not ParameterSource.DEFAULT:
+            raise click.UsageError(f"--resume continues a run with its own settings: omit {param.opts[0]}")
+
+
+def _stored_config(directory: Path) -> "RunConfig":
+    """The config of an interrupted run."""
+    from coalmine.simulation.config import RunConfig
+
+    if not (directory / "config.toml").is_file():
+        problem = "holds no run: config.toml is missing" if directory.is_dir() else "is not a run directory"
+        raise ValueError(f"{directory} {problem}; name the --out of a `coalmine run`")
+    stored = RunDirectory(directory).read_config()
+    if trainer := stored.get("trainer"):
+        raise ValueError(
+            f"{directory} was not made by `coalmine run` but by the integration of {shown(trainer)}: run your training "
+            "script again, with this directory"
+        )
+    return RunConfig.from_dict(stored)
 
 
 def join_ranks(config: "RunConfig") -> "RankGroup | None":
@@ -388,52 +343,6 @@ def _page(directory: Path) -> Path:
     except ImportError as error:
         logger.info("no report.html: %s", error)
         return directory
-
-
-def _changes(options: dict[str, Any]) -> dict[str, Any]:
-    """The options as a TOML file would hold them."""
-    places = {name: (section, name) for section, names in SECTIONS.items() for name in names}
-    places |= {section: (section, key) for section, key in MAIN_KEYS.items()}
-    places |= {f"{section}_{key}": (section, key) for section, keys in PREFIXED.items() for key in keys}
-    changes: dict[str, Any] = {}
-    for name, value in options.items():
-        if value is None:
-            continue
-        plain = str(value.absolute()) if isinstance(value, Path) else value
-        if name == "presentations":
-            plain = _numbers(plain)
-        if name == "claim":
-            named = plain in ("analytical", "accountant")
-            number = plain.removeprefix(MECHANISM)
-            claim = {plain: True} if named else {"epsilon": _number("--claim", number)}
-            claim |= {"mechanism": True} if number != plain else {}
-            changes.setdefault("claim", {}).update(claim)
-        elif name in places:
-            section, key = places[name]
-            changes.setdefault(section, {})[key] = plain
-        else:
-            changes[name] = plain
-    if options.get("replace_fraction") is not None:
-        changes["canaries"].setdefault("pattern", "replace")
-    return changes
-
-
-def _numbers(text: str) -> list[int]:
-    try:
-        return [int(part) for part in text.split(",")]
-    except ValueError:
-        raise click.BadParameter(
-            f"must be whole numbers like 1,2,4, got {text!r}", param_hint="--presentations"
-        ) from None
-
-
-def _number(name: str, text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise click.BadParameter(
-            f"must be a number, `mechanism:E`, `analytical` or `accountant`, got {text!r}", param_hint=name
-        ) from None
 
 
 def _new_directory(task: str) -> Path:

@@ -50,7 +50,7 @@ class Download:
 
 @dataclass(frozen=True, kw_only=True)
 class Dataset:
-    """A data set as `coalmine data list` shows it.
+    """A data set as `coalmine data` shows it.
 
     `folder`, under the data folder, is where the task looks for it. A data set without downloads cannot be fetched. Its
     `note` says why, and `own_files` are the files that a user must put there.

@@ -150,7 +150,7 @@ def _unfinished_advice(run: Run) -> str:
     if run.has_result_file:
         return f"Its result.json cannot be read: restore it from a copy, or remove it and check what is left in {run.path}."
     if "task" in run.config:
-        return f"The run is not finished: `coalmine resume {run.path}` resumes it."
+        return f"The run is not finished: `coalmine run --resume {run.path}` resumes it."
     return "The run is not finished: resume it with its own trainer."
 
 

@@ -77,6 +77,8 @@ class ParticipationSettings:
         whole_number("participation.separation", self.separation, minimum=1)
         if (self.kind == "file") != (self.rounds_file is not None):
             raise ValueError("participation.rounds_file must be given with kind file, and only then")
+        if self.separation != 1 and self.kind != "limited":
+            raise ValueError("participation.separation must be given with kind limited only")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,12 +89,14 @@ class PrivacySettings:
     """
 
     noise_multiplier: float = 0.5
-    noise: str = "gaussian"
-    bands: int | None = None  # for noise "banded"
+    noise: str = (
+        "gaussian"  # fresh in each round; or correlated between rounds: "tree" (DP-FTRL) or "banded" (matrices)
+    )
+    bands: int | None = None  # for noise "banded": number of bands of the factorisation
     restart: int | None = None  # for noise "tree": rounds per tree; default: all
     delta: float = 1e-6
-    clipping: str = "fixed"
-    clip_norm: float = 0.5  # for an adaptive clip: its first value
+    clipping: str = "fixed"  # the same clip norm in every round; or "adaptive" to the updates
+    clip_norm: float = 0.5  # largest norm of an update; for an adaptive clip: its first value
     quantile: float = 0.5
     clip_rate: float = 0.2
     count_noise: float | None = None  # default: participants per round / 20
@@ -244,7 +248,7 @@ class EngineSettings:
     sums, clip and noise are always fp32.
     """
 
-    name: str = "auto"
+    name: str = "auto"  # "together" in batches, or "one-by-one"; auto picks the faster
     device: str = "auto"
     jobs: int = 0  # processes that share the clients of a round (--workers)
     threads: int = 0

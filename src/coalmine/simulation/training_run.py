@@ -492,13 +492,13 @@ def _explain_errors(directory: Path) -> Iterator[None]:
     try:
         yield
     except LostRankError as error:
-        raise LostRankError(f"{error}; `coalmine resume {directory}` continues the run") from error
+        raise LostRankError(f"{error}; `coalmine run --resume {directory}` continues the run") from error
     except OSError as error:
         elsewhere = isinstance(error.filename, str) and not Path(error.filename).is_relative_to(directory)
         if error.errno is None or elsewhere:
             raise
         started = _exists(directory / "config.toml")
-        resumable = f"nothing before this round is lost: `coalmine resume {directory}` continues the run"
+        resumable = f"nothing before this round is lost: `coalmine run --resume {directory}` continues the run"
         advice = resumable if started else "choose another directory with --out"
         raise OSError(f"writing {directory} failed ({error.strerror}); {advice}") from error
 

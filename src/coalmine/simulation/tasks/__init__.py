@@ -28,7 +28,7 @@ def load_task(name: str, *, clients: int | None = None, data_dir: Path | None = 
     """The task of this name, with its own clients or with `clients` virtual ones.
 
     The index of a virtual client determines its sample of the examples. `clients` must be at least the number of the task's
-    own clients. `data_dir` defaults to the folder in COALMINE_DATA_DIR, or else to the folder of `coalmine data get`.
+    own clients. `data_dir` defaults to the folder in COALMINE_DATA_DIR, or else to the folder of `coalmine data`.
     """
     if name not in TASKS:
         raise ValueError(f"task must be one of {', '.join(TASKS)}, got {name!r}")
@@ -50,7 +50,7 @@ def _from_files(name: str, data_dir: Path | None) -> Task:
     if not folder.is_dir():
         if data_dir is None and not os.environ.get("COALMINE_DATA_DIR"):
             raise ValueError(
-                f"task {name} reads files: fetch them with `coalmine data get {name}`, or give their folder with --data-dir "
+                f"task {name} reads files: fetch them with `coalmine data {name}`, or give their folder with --data-dir "
                 "or COALMINE_DATA_DIR (docs/how-to/data.md)"
             )
         raise FileNotFoundError(f"the data folder {folder} does not exist")

@@ -138,7 +138,7 @@ def read_idx(path: Path, *, sha256: str) -> Any:
         content = gzip.decompress(path.read_bytes())
     except FileNotFoundError:
         raise FileNotFoundError(
-            f"{path} does not exist: run `coalmine data get {path.parent.name}`, or give its folder's parent with --data-dir"
+            f"{path} does not exist: run `coalmine data {path.parent.name}`, or give its folder's parent with --data-dir"
         ) from None
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise ValueError(f"{path} is not a complete gzip file ({error}); fetch it again") from None

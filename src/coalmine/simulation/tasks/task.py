@@ -35,6 +35,6 @@ def missing_files(folder: Path, names: Sequence[str], dataset: str) -> FileNotFo
     """An error that names the missing files of a task and says how to get them."""
     missing = ", ".join(name for name in names if not (folder / name).is_file())
     return FileNotFoundError(
-        f"{folder} does not contain {missing}: run `coalmine data get {dataset}`, or give its parent folder with --data-dir "
+        f"{folder} does not contain {missing}: run `coalmine data {dataset}`, or give its parent folder with --data-dir "
         "(docs/how-to/data.md)"
     )
