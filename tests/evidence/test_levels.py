@@ -53,7 +53,7 @@ def test_every_code_of_a_violation_is_in_the_ledger():
     """From the source: each Verdict(outcome=VIOLATION, code=…), but for those in which no chance is involved."""
     certain = {"stated", "accounting"}
     found = set()
-    for path in (ROOT / "src" / "coalmine" / "audit").glob("*.py"):
+    for path in (ROOT / "src" / "coalmine" / "verdict").glob("*.py"):
         for call in _calls(path, "Verdict"):
             arguments = {one.arg: one.value for one in call.keywords}
             if "VIOLATION" in ast.unparse(arguments.get("outcome", ast.Constant(""))):
@@ -66,7 +66,7 @@ def test_every_code_of_a_violation_is_in_the_ledger():
 def test_every_gauge_that_can_prove_missing_noise_is_in_the_ledger():
     """From the source: the names of all gauges whose status can be "low"."""
     proving, others = set(), set()
-    for path in (ROOT / "src" / "coalmine" / "audit").glob("*_gauges.py"):
+    for path in (ROOT / "src" / "coalmine" / "evidence" / "gauges").glob("*_gauges.py"):
         tree = ast.parse(path.read_text())
         for function in [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]:
             for call in [node for node in ast.walk(function) if _is_call(node, "Gauge")]:
