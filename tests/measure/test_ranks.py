@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from coalmine import Audit, mechanism_epsilon
-from coalmine.measure import blocks, expensive_rounds, noise_law
+from coalmine.measure import blocks as block_measurer
+from coalmine.measure import expensive_rounds, noise_law
 from coalmine.measure.ranks import Ranks, differences
 from coalmine.verdict.alarm import ViolationError
 from tests.audit.thread_ranks import on_ranks
@@ -95,7 +96,11 @@ def test_rank_0_gives_the_verdict_of_a_sharded_run(noise, outcome):
     assert second.last_round == 20
     with pytest.raises(ValueError, match="rank 0 holds the log and the result of this audit; this is rank 1"):
         second.result(claim=CLAIM)
-    assert second.finish(claim=CLAIM) is None
+    absent = second.finish(claim=CLAIM)
+    assert not absent
+    assert str(absent) == "rank 0 holds the result of this audit; this is rank 1"
+    with pytest.raises(AttributeError, match="'verdict' cannot be read: rank 0 holds the result"):
+        _ = absent.verdict
 
 
 def replicated(reduce, *, noise=NOISE, rounds=20, blocks=None):
@@ -169,7 +174,7 @@ def test_replicas_detect_noise_with_the_wrong_law(fault):
 @pytest.mark.parametrize("work", [sharded, replicated])
 def test_layer_lengths_of_a_large_model_need_no_sum_of_canaries(work, monkeypatch):
     """In most rounds of a large model the canaries' average contribution is subtracted: only the noise's length is left."""
-    for module in (noise_law, blocks, expensive_rounds):
+    for module in (noise_law, block_measurer, expensive_rounds):
         monkeypatch.setattr(module, "MANY_COORDINATES", 0)
     audit = on_ranks(2, lambda reduce: work(reduce, rounds=20))[0]
     rounds = list(audit.log.rounds())
