@@ -210,7 +210,7 @@ def weak(count: int, std: float) -> Draw:
 
 def _coordinates() -> Iterator[Row]:
     """Fixed coordinates with less noise; the layers are not declared."""
-    sys.path.insert(0, str(ROOT / "tests" / "audit"))
+    sys.path.insert(0, str(ROOT / "tests" / "evidence"))
     from weak_coordinates import power
 
     cases = [(10_000, rounds, 100, part) for part in (2, 4) for rounds in (5, 15, 30, 60, 100)]
