@@ -81,6 +81,7 @@ class Audit:
     the Alarm. A `deferred` audit measures a round in parallel with the work that follows, on its GPU or in a thread. It
     records the round when the next one comes, or on `flush`.
 
+    >>> import numpy as np
     >>> audit = Audit(dim=10_000, canaries=1_000, seed=b"a secret", delta=1e-6, rounds=2)
     >>> rng = np.random.default_rng(0)
     >>> for t in (1, 2):
@@ -170,6 +171,7 @@ class Audit:
         pass `replicated=True`: then `model_delta` is the same on every rank, and `others` is the sum of a rank's own
         clients or examples.
 
+        >>> import numpy as np
         >>> model = {"weights": np.zeros((100, 90), np.float32), "bias": np.zeros(90, np.float16)}
         >>> audit = Audit.for_model(model, canaries=100, seed=b"a secret", delta=1e-6)
         >>> sorted((name, update.shape, update.dtype.name) for name, update in audit.update(0, 1.0).items())

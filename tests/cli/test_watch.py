@@ -135,7 +135,9 @@ def test_bad_options_are_one_line_and_exit_code_2(honest, arguments, said):
 def test_a_run_cannot_stop_at_alarms_without_a_claim(tmp_path):
     done = called("run", "--stop-on-violation", "--out", tmp_path / "run")
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "coalmine: --stop-on-violation needs a --claim that a round can refute\n"
+    assert done.stderr == (
+        "coalmine: claim.stop_on_violation needs a claim that a round can refute: give claim.epsilon too\n"
+    )
     assert not (tmp_path / "run").exists()
 
 

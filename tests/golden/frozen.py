@@ -10,7 +10,6 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from html.parser import HTMLParser
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ import numpy as np
 from recipes import CLAIMS, SEED
 
 from coalmine import Audit, AuditResult, RunDirectory, __version__
+from coalmine.cli.main import main
 
 HERE = Path(__file__).parent
 
@@ -34,7 +34,6 @@ def names() -> list[str]:
 
 def command(*arguments: str, where: Path) -> tuple[int, str, str]:
     """Exit code, stdout and stderr of a coalmine command, called in this process and that directory."""
-    main = next(iter(entry_points(group="console_scripts", name="coalmine"))).load()
     out, err, code = io.StringIO(), io.StringIO(), 0
     with contextlib.chdir(where), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:

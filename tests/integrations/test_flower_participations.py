@@ -99,7 +99,7 @@ def test_a_bare_number_is_for_all_rounds_of_a_node(ten_rounds):
     assert strategy.audit.finish(claim=1.01 * whole).verdict.outcome == "PASS"
     slightly = strategy.audit.finish(claim=0.99 * whole).verdict
     assert (slightly.outcome, slightly.code) == ("VIOLATION", "stated"), slightly.reason
-    assert slightly.epsilon == pytest.approx(whole)
+    assert slightly.finding.epsilon == pytest.approx(whole)
 
 
 def test_participations_and_their_epsilon_are_in_the_result(ten_rounds):

@@ -223,7 +223,7 @@ def _new_config(
 
 def _check_alone(context: click.Context) -> None:
     """Reject settings beside --resume: a run keeps its own."""
-    kept = ("run", "--resume", "page", "as_json", "verbose", "quiet")
+    kept = ("resume", "page", "as_json", "verbose", "quiet")
     for param in context.command.params:
         name = param.name or ""
         if name not in kept and context.get_parameter_source(name) is not ParameterSource.DEFAULT:
