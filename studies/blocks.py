@@ -37,7 +37,7 @@ from coalmine.evidence.ladder import exact_bound, ladder, unit_null
 from coalmine.evidence.views import views
 from coalmine.measure.scale import block_scale
 from coalmine.measure.settings import checked_settings
-from studies.trust import put_between_markers
+from studies.results import put_between_markers
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "studies" / "out" / "blocks.jsonl"
