@@ -138,3 +138,25 @@ def test_bad_input_is_one_line(release, settings, said):
     with pytest.raises((ValueError, TypeError), match=said) as error:
         check_private(release, **({"epsilon": EPSILON, "delta": DELTA, "dim": DIM} | settings))
     assert "\n" not in str(error.value)
+
+
+class AdaptiveClip:
+    """The clip norm follows the median of the norms, and the noise follows the clip norm, or only as far as 1."""
+
+    def __init__(self, *, seed, follows=True):
+        self.rng, self.norm, self.follows = np.random.default_rng(seed), 0.1, follows
+
+    def __call__(self, updates):
+        noise = STD * self.rng.normal(size=updates.shape[1]) * (self.norm if self.follows else min(self.norm, 1.0))
+        released = (updates / np.maximum(norms(updates) / self.norm, 1.0)).sum(axis=0) + noise
+        self.norm *= np.exp(0.2 * (np.mean(norms(updates) > self.norm) - 0.5))
+        return released
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_an_adaptive_clip_norm_passes_if_its_noise_follows_it(seed):
+    """The clip norm, and the noise, differ by a factor of ten and more between the calls of one check."""
+    honest = check_private(AdaptiveClip(seed=seed), epsilon=EPSILON, delta=DELTA, dim=DIM)
+    assert (honest.verdict.outcome, honest.notes) == ("PASS", ())
+    capped = AdaptiveClip(seed=seed, follows=False)
+    assert check_private(capped, epsilon=EPSILON, delta=DELTA, dim=DIM).verdict.outcome == "VIOLATION"

@@ -139,7 +139,7 @@ def _check(mechanism: Mechanism, seed: bytes, progress: Progress | None) -> tupl
     """One whole check: the main pattern decides, unless another one refutes the claim. Also whether chance is excluded."""
     plan, patterns, shaped = _plan(mechanism)
     total = sum(count for _, count in patterns) + (mechanism.noise is None) + len(shaped) * plan.others
-    trials = ReleaseTrials(mechanism, plan, seed, progress, total=total)
+    trials = ReleaseTrials(mechanism, plan, seed, progress, main=patterns[0][0], total=total)
     due: list[tuple[Pattern | ShapedPattern, int]] = [*patterns, *((pattern, plan.others) for pattern in shaped)]
     order = np.random.default_rng(list(seed[:64]) or [0])
     for number in range(max(count for _, count in due)):
@@ -310,12 +310,12 @@ def _compared(
         if gauge.status != "ok":
             return replace(result, verdict=Verdict(finding=OutsideLimits(**reading_of(gauge))))
     usual = trials.reading(main)
-    noises = [trials.reading(pattern).noise for pattern in others if not pattern.weighted]
-    for noise in [*noises, *(trials.shaped_reading(pattern).noise for pattern in shaped)]:
-        ratio = noise / usual.noise if usual.noise > 0 else 1.0
+    compared: list[Pattern | ShapedPattern] = [*(other for other in others if not other.weighted), *shaped]
+    for each in compared if usual.noise > 0 else ():
+        ratio = trials.noise_ratio(each)
         if not NOISE_RATIO <= ratio <= 1 / NOISE_RATIO:
             return replace(result, verdict=Verdict(finding=NoiseFollowsData(factor=ratio)))
-    for pattern in others:
+    for pattern in others if trials.is_steady() else ():
         kept = trials.arrival(pattern, usual)
         if kept is not None and kept[0] < ARRIVES and kept[0] + ARRIVES_STDS * kept[1] < 1:
             return replace(result, verdict=Verdict(finding=ShrunkByOthers(length=kept[0])))

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from scipy.special import chdtrc
 
 from coalmine.argument_checks import Floats
 from coalmine.audit import Audit
@@ -37,6 +38,8 @@ DETECTED_STDS = 5.0  # standard errors below which the canaries get more calls
 CONFIDENCE = 0.95
 # Gauges that fail on a rounded release once the untested clients are subtracted from it.
 GRID_GAUGES = ("grid", "repeated values", "coordinates", "weak coordinates")
+TINY = np.finfo(float).tiny
+STEADY_LEVEL = 1e-6  # that a steady contribution of the canaries is taken for a changing one
 MOST_KEPT = 20_000  # most coordinates of each call that are compared between calls
 RUNG = "known-others"
 ROUNDED_RELEASE = "the release is rounded: it has half precision or fewer bits, or lies on a grid"
@@ -72,13 +75,15 @@ class ReleaseTrials:
         seed: bytes,
         progress: Progress | None,
         *,
+        main: Pattern,
         total: int,
     ) -> None:
-        self._mechanism, self._plan, self._seed = mechanism, plan, seed
+        self._mechanism, self._plan, self._seed, self._main = mechanism, plan, seed, main
         self._canaries = self._audit()
         self._groups: dict[int, Floats] = {}
         self._made: dict[str, list[Call]] = {}
         self._shaped: dict[str, list[ShapedCall]] = {}
+        self._numbers: dict[str, list[int]] = {}  # when each call of a pattern was made
         self._rests: list[npt.NDArray[np.float32]] = []  # residuals of all calls, in their order
         self._progress, self._total, self._count = progress, total, 0
 
@@ -99,6 +104,7 @@ class ReleaseTrials:
         vector = self._released(rows, number if pattern.weighted else None)
         call = Call(vector=vector, group=group, tested=pattern.tested(number), along=units @ vector)
         self._made.setdefault(pattern.name, []).append(call)
+        self._numbers.setdefault(pattern.name, []).append(self._count)
         if self._mechanism.noise is None:
             self._note_rest(call)
 
@@ -108,6 +114,7 @@ class ReleaseTrials:
         rows = units * (pattern.length * self._mechanism.clip_norm)
         vector = self._released(rows, shape=f"{pattern.name} updates")
         self._shaped.setdefault(pattern.name, []).append(ShapedCall.of(vector, units))
+        self._numbers.setdefault(pattern.name, []).append(self._count)
 
     def _released(self, rows: Floats, turn: int | None = None, *, shape: str | None = None) -> Floats:
         """The function's release. All clients have the largest weight, or their own ones shifted by `turn` clients.
@@ -135,6 +142,7 @@ class ReleaseTrials:
         """Call the function once more with the updates of its first call: noise that follows the updates repeats."""
         self.make(pattern, 0)
         self._made[pattern.name].pop()  # it is only compared with the other calls
+        self._numbers[pattern.name].pop()
 
     def repeats(self) -> tuple[Gauge, Gauge]:
         """The gauges of repeated noise, over all calls in order, whatever their updates."""
@@ -196,6 +204,30 @@ class ReleaseTrials:
         along = np.concatenate([call.along for call in made])
         noise = math.sqrt(float(np.mean([call.noise**2 for call in made])))
         return Reading(length=float(along.mean()), noise=noise, canaries=along.size)
+
+    def is_steady(self) -> bool:
+        """Whether a canary contributes equally to each call of the main pattern. Under an adaptive clip norm it does not."""
+        made = [call for call in self._made[self._main.name] if call.variance > 0]
+        if len(made) < 2:
+            return True
+        means = np.array([call.along[call.tested].mean() for call in made])
+        precision = np.array([call.tested.size / call.variance for call in made])
+        free = self._mechanism.dim - self._mechanism.clients  # each variance is estimated
+        spread = precision @ (means - precision @ means / precision.sum()) ** 2 * (1 - 2 / max(free, 3))
+        return bool(chdtrc(len(made) - 1, spread) >= STEADY_LEVEL)
+
+    def noise_ratio(self, pattern: Pattern | ShapedPattern) -> float:
+        """The noise of a pattern's calls over that of the main pattern, as it was at the time of each call.
+
+        An adaptive clip norm, and the noise with it, may be many times as large at the end of a check as at its beginning.
+        """
+        usual = np.log(np.maximum([call.variance for call in self._made[self._main.name]], TINY))
+        if isinstance(pattern, ShapedPattern):
+            variances = [call.noise**2 for call in self._shaped[pattern.name]]
+        else:
+            variances = [call.variance for call in self._made[pattern.name]]
+        then = np.interp(self._numbers[pattern.name], self._numbers[self._main.name], usual)
+        return math.sqrt(float(np.mean(np.asarray(variances) / np.exp(then))))
 
     def refuted_by_shaped(self, pattern: ShapedPattern) -> tuple[Verdict, Headline] | None:
         """VIOLATION if updates of a special shape refute the claim; the noise must be Gaussian."""
@@ -284,7 +316,7 @@ class ReleaseTrials:
     def _audited(self, pattern: Pattern) -> Audit:
         """An audit that has observed these calls."""
         mechanism, reading = self._mechanism, self.reading(pattern)
-        unit = None if mechanism.noise is not None else self._unit(reading)
+        unit = None if mechanism.noise is not None else self._unit(pattern)
         stated: dict[str, Any] = {}
         if unit is not None and reading.noise > 0:
             stated = {"clip_norm": unit, "noise_std": self._stated_noise(reading, unit)}
@@ -302,7 +334,7 @@ class ReleaseTrials:
 
     def rounding(self, pattern: Pattern) -> str | None:
         """A note if the release, or its noise alone, has few bits."""
-        made, unit = self._made[pattern.name][0], self._unit(self.reading(pattern))
+        made, unit = self._made[pattern.name][0], self._unit(pattern)
         if resolution_of(made.vector):
             return ROUNDED_RELEASE
         if unit is None:
@@ -326,18 +358,18 @@ class ReleaseTrials:
             interval = None
         return Headline(rung=RUNG, participations=1, epsilon=epsilon(signal.beta), interval=interval, pooled=True)
 
-    def _unit(self, reading: Reading) -> float | None:
+    def _unit(self, pattern: Pattern) -> float | None:
         """The contribution of a canary of the clip norm to a sum or a mean, if the measured one fits; otherwise None.
 
         If the aggregate is declared, canaries with a smaller contribution are judged against it too.
         """
-        mechanism = self._mechanism
+        mechanism, reading = self._mechanism, self.reading(pattern)
         sizes = {"sum": mechanism.clip_norm, "mean": mechanism.clip_norm / mechanism.clients}
         if mechanism.aggregate is not None:
             size = sizes[mechanism.aggregate]
             return size if reading.length < size or self._fits(reading, size) else None
         fitting = {size for size in sizes.values() if self._fits(reading, size)}
-        return fitting.pop() if len(fitting) == 1 else None
+        return fitting.pop() if len(fitting) == 1 and self.is_steady() else None
 
     def _fits(self, reading: Reading, size: float) -> bool:
         return abs(reading.length - size) <= CREDIBLE_STDS * reading.error + 1e-5 * size
