@@ -236,7 +236,7 @@ def test_a_release_that_does_not_repeat_is_named():
 
 
 def test_what_a_row_writes_elsewhere_is_named():
-    statistics = {"mean": np.zeros(DIM), "rounds": 0}
+    statistics: dict[str, Any] = {"mean": np.zeros(DIM), "rounds": 0}
 
     def step(rows, *, honest):
         statistics["mean"] += 0.1 * (0 if honest else rows.mean(axis=0))
