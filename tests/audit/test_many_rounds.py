@@ -64,7 +64,7 @@ def test_scores_do_not_depend_on_how_round_correlations_are_summed(tmp_path, mon
         summed = known_round(log, 100)
     assert len(exact) == len(summed) > 1
     exact, summed = np.concatenate(exact), np.concatenate(summed)
-    assert (exact != summed).any()  # the other code path was taken
+    assert (exact != summed).any()  # type: ignore[attr-defined]  # the other code path was taken
     np.testing.assert_allclose(summed, exact, rtol=1e-5)
 
 

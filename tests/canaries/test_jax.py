@@ -74,17 +74,17 @@ def test_combine_is_the_transpose_of_products():
 def test_one_compilation_serves_every_rotation_of_a_dimension():
     dim = 70_003  # has leftover coordinates, which each rotation places differently
     places = set()
-    rotation_jax.products.clear_cache()
+    rotation_jax.products.clear_cache()  # type: ignore[attr-defined]
     for key in range(5):
         rotation = draw_rotation(dim, key)
         places |= {stage.insert for stage in rotation.stages}
         rotation_jax.products(rotation_jax.draw_tables(rotation), vector_of(dim), count=10)
     assert len(places) > 5
-    assert rotation_jax.products._cache_size() == 1
+    assert rotation_jax.products._cache_size() == 1  # type: ignore[attr-defined]
 
 
 def test_double_precision_where_jax_has_it():
-    wide = jax.enable_x64 if hasattr(jax, "enable_x64") else jax.experimental.enable_x64  # where jax 0.7 has it
+    wide = jax.enable_x64 if hasattr(jax, "enable_x64") else jax.experimental.enable_x64  # type: ignore[attr-defined]  # where jax 0.7 has it
     with wide(True):
         rotation, vector = draw_rotation(3_001, 8), np.random.default_rng(8).normal(size=3_001)
         found = rotation_jax.products(rotation_jax.draw_tables(rotation), vector, count=700)

@@ -168,7 +168,7 @@ def test_a_new_seed_leaves_nothing_on_a_full_disk(tmp_path, monkeypatch):
 
 def test_a_symlink_in_place_of_the_temporary_file_is_not_followed(tmp_path, monkeypatch):
     (tmp_path / "victim").write_text("untouched")
-    monkeypatch.setattr(files.secrets, "token_hex", lambda size: "guessed")
+    monkeypatch.setattr(files.secrets, "token_hex", lambda size: "guessed")  # type: ignore[attr-defined]
     (tmp_path / ".result.json.guessed.new").symlink_to(tmp_path / "victim")
     with pytest.raises(FileExistsError):
         write_atomically(tmp_path / "result.json", b"new")

@@ -32,7 +32,7 @@ def site(monkeypatch):
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.delenv(name, raising=False)
     with serving({"plain.gz": PLAIN}) as running:
-        file = download_module.Download(url=running.url + "plain.gz")
+        file = download_module.Download(url=running.url + "plain.gz")  # type: ignore[attr-defined]
         monkeypatch.setitem(DATASETS, "fashion-mnist", tiny(running.url, file))
         yield running
 

@@ -26,8 +26,8 @@ def test_a_scheme_survives_files_and_pickle(sampling):
 
 
 def test_rates_and_rounds():
-    assert [sampling.rate for sampling in SCHEMES] == [0.1, 0.02, 0.02, 0.25]
-    assert [sampling.total_rounds for sampling in SCHEMES] == [50, 100, 50, 50]
+    assert [sampling.rate for sampling in SCHEMES] == [0.1, 0.02, 0.02, 0.25]  # type: ignore[attr-defined]
+    assert [sampling.total_rounds for sampling in SCHEMES] == [50, 100, 50, 50]  # type: ignore[attr-defined]
     assert str(SCHEMES[0]) == "Poisson sampling with probability 0.1 in 50 rounds"
     assert str(SCHEMES[1]) == "random allocation over 2 epochs of 50 rounds"
     assert RandomAllocation(50) != Shuffled(50)

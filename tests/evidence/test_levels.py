@@ -47,7 +47,7 @@ def test_the_tests_use_the_levels_of_the_ledger():
     assert by_code["round"] == pytest.approx(rung_claim.SCAN_LEVEL)
     assert by_code["gauge"] == pytest.approx(gauge.LEVEL * sum(levels.PROOFS.values()))
     assert by_code["sampler"] == pytest.approx(sampler_tests.LEVEL * levels.SAMPLER_TESTS)
-    assert (GaugeReader.gauges.__defaults__ or ())[0] == gauge.LEVEL == gauge_reader.LEVEL
+    assert (GaugeReader.gauges.__defaults__ or ())[0] == gauge.LEVEL == gauge_reader.LEVEL  # type: ignore[attr-defined]
     alarms = {", ".join(entry.codes): entry.level for entry in level_ledger.ALARM_LEDGER}
     assert alarms["evidence"] == alarm.EVIDENCE_LEVEL
     assert alarms["gauge, round"] == pytest.approx(
@@ -71,10 +71,10 @@ def test_every_gauge_that_can_prove_missing_noise_is_in_the_ledger():
         tree = ast.parse(path.read_text())
         for function in [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]:
             for call in [node for node in ast.walk(function) if _is_call(node, "Gauge")]:
-                arguments = {one.arg: one.value for one in call.keywords}
+                arguments = {one.arg: one.value for one in call.keywords}  # type: ignore[attr-defined]
                 status = arguments.get("status")
                 if isinstance(status, ast.Name):  # a variable of this function
-                    values = [node.value for node in ast.walk(function) if _assigns(node, status.id)]
+                    values = [node.value for node in ast.walk(function) if _assigns(node, status.id)]  # type: ignore[attr-defined]
                     status = ast.Tuple(values)
                 low = status is not None and "'low'" in ast.unparse(status)
                 (proving if low else others).add(ast.unparse(arguments["name"]))

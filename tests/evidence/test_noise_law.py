@@ -148,7 +148,7 @@ def test_noise_cut_twice_from_one_source_is_detected_at_its_shift():
     for shift in (1, 700, DIM // 2, -1_500):
         start = 2_000
         pair = [_peaked(source[at : at + DIM], number) for number, at in enumerate((start, start + shift), 1)]
-        share, p_value = _agreement(*pair, 2 * DIM)
+        share, p_value = _agreement(*pair, 2 * DIM)  # type: ignore[call-arg]
         assert share == pytest.approx(1 - abs(shift) / DIM, abs=0.12)
         assert p_value < 1e-9
 

@@ -581,7 +581,7 @@ def test_audited_with_a_model_gives_the_same_cosines(mode, canaries, tmp_path):
     grid = LoopGrid(client_app([canary_mod]), PARTITIONS[:count])
     small_run(strategy, grid, arrays=arrays)
     assert cosines(strategy.audit) == pytest.approx(cosines(by_extra()), abs=1e-5)
-    strategy.audit.finish(task="a task")
+    strategy.audit.finish(task="a task")  # type: ignore[call-arg]
     shown = CliRunner().invoke(compare, ["--json", str(tmp_path)])
     assert json.loads(shown.stdout)[0]["task"] == "a task"
     strategy.audit.finish()

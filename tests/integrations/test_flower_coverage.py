@@ -140,7 +140,7 @@ def test_noise_stays_proportional_to_one_clients_share(configured, examples, sil
     strategy = audited(wrapper, audit=small_audit(), mode="extra")
     grid = LoopGrid(client_app(examples=examples), nodes(canaries=0), silent=[(1, node) for node in silent])
     small_run(strategy, grid, rounds=1)
-    assert wrapper.used == pytest.approx([expected])
+    assert wrapper.used == pytest.approx([expected])  # type: ignore[attr-defined]
     assert wrapper.num_sampled_clients == configured
 
 
@@ -149,7 +149,7 @@ def test_a_median_ignores_weights():
     strategy = audited(wrapper, audit=small_audit(), mode="extra")
     grid = LoopGrid(client_app(examples=lambda node: 30 if node == 1 else 10), nodes(canaries=0))
     small_run(strategy, grid, rounds=1)
-    assert wrapper.used == [REAL + CANARIES]
+    assert wrapper.used == [REAL + CANARIES]  # type: ignore[attr-defined]
 
 
 # Frozen arrays

@@ -266,7 +266,7 @@ def test_a_round_without_a_good_reply_stops_the_run():
     strategy = audited(wrapper, audit=small_audit(), mode="extra")
     grid = hostile_grid(with_weight(-1), node=1, canaries=0)
     grid.contexts = {1: grid.contexts[1]}
-    wrapper.strategy.min_train_nodes = wrapper.strategy.min_available_nodes = 1
+    wrapper.strategy.min_train_nodes = wrapper.strategy.min_available_nodes = 1  # type: ignore[attr-defined]
     with pytest.raises(
         ValueError, match=r"would drop 1 of 1 replies in round 1, .*'num-examples' must be finite and above 0"
     ):

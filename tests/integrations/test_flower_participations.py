@@ -280,7 +280,7 @@ def test_a_round_without_noise_has_an_infinite_epsilon(tmp_path):
     strategy = audited(server_side(REAL), audit=small_audit(directory=tmp_path), mode="extra")
 
     def evaluate(server_round, arrays):
-        strategy.strategy.noise_multiplier = 0.0 if server_round == 2 else 1.0
+        strategy.strategy.noise_multiplier = 0.0 if server_round == 2 else 1.0  # type: ignore[attr-defined]
 
     small_run(strategy, LoopGrid(client_app(), nodes(canaries=0)), evaluate_fn=evaluate)
     result = strategy.audit.finish(claim=100.0)

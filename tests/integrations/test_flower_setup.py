@@ -130,7 +130,7 @@ def test_a_damaged_checkpoint_is_replaced_by_the_previous_one(tmp_path, caplog):
 
 def test_rounds_are_on_the_disk_before_the_checkpoint_that_relies_on_them(tmp_path, monkeypatch):
     steps = []
-    sync, save = RoundLog.sync, strategy_module.save_checkpoint
+    sync, save = RoundLog.sync, strategy_module.save_checkpoint  # type: ignore[attr-defined]
     monkeypatch.setattr(RoundLog, "sync", lambda self: (steps.append("sync"), sync(self)))
     monkeypatch.setattr(strategy_module, "save_checkpoint", lambda *given: (steps.append("save"), save(*given)))
     started(tmp_path, rounds=2)

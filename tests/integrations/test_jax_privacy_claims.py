@@ -45,7 +45,7 @@ def scheduled(stddev):
         leaves, treedef = jax.tree.flatten(grads)
         keys = jax.random.split(own, len(leaves))
         noise = [stddev(step) * jax.random.normal(each, leaf.shape) for each, leaf in zip(keys, leaves, strict=True)]
-        return jax.tree.map(jnp.add, grads, treedef.unflatten(noise)), (key, step + 1)
+        return jax.tree.map(jnp.add, grads, treedef.unflatten(noise)), (key, step + 1)  # type: ignore[attr-defined]
 
     return optax.GradientTransformation(lambda _: (jax.random.key(4), jnp.zeros((), jnp.int32)), update)
 

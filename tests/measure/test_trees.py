@@ -54,7 +54,7 @@ def test_unflattening_restores_the_container_types(container):
     assert jax.tree.structure(again) == jax.tree.structure(parameters)
     leaves, expected = jax.tree.leaves(again), jax.tree.leaves(parameters)
     if container == "mapping proxy":  # jax treats it as a leaf
-        leaves, expected = list(again.values()), list(parameters.values())
+        leaves, expected = list(again.values()), list(parameters.values())  # type: ignore[attr-defined]
     assert type(again) is type(parameters)
     for leaf, original in zip(leaves, expected, strict=True):
         assert leaf.dtype == original.dtype

@@ -134,7 +134,7 @@ def test_the_plot_shows_the_fit_of_the_result(runs):
     ax = Figure().add_subplot()
     assert plots.privacy_loss(ax, result) is ax
     fit = result["unknown-round"].headline.fit
-    stairs = {patch.get_label(): patch.get_data() for patch in ax.patches}
+    stairs = {patch.get_label(): patch.get_data() for patch in ax.patches}  # type: ignore[attr-defined]
     widths = np.diff(fit.edges)
     for label, shares in (
         ("canaries, measured", np.array(fit.observed) / 200),

@@ -17,7 +17,7 @@ from coalmine.report.trackers import MLflow, TensorBoard
 def render(frame):
     console = Console(file=io.StringIO(), width=120)
     console.print(screen(frame))
-    return console.file.getvalue()
+    return console.file.getvalue()  # type: ignore[attr-defined]
 
 
 @pytest.fixture
@@ -77,7 +77,7 @@ class Notes:
 
     def __init__(self, *_):
         self.calls = []
-        self.__class__.last = self
+        self.__class__.last = self  # type: ignore[attr-defined]
 
     def add_scalar(self, name, value, step):
         self.calls.append((name, step))
@@ -91,13 +91,13 @@ class Notes:
 
 def test_each_scalar_is_logged_once_to_tensorboard_and_mlflow(run, monkeypatch):
     board = types.ModuleType("torch.utils.tensorboard")
-    board.SummaryWriter = Notes
+    board.SummaryWriter = Notes  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", board)
     monkeypatch.setitem(sys.modules, "mlflow", Notes())
     for tracker in (TensorBoard(run / "events"), MLflow()):
         for _ in range(2):
             tracker.send(Watcher(run).look().scalars)
-        calls = Notes.last.calls
+        calls = Notes.last.calls  # type: ignore[attr-defined]
         assert ("coalmine/accuracy", 12) in calls
         assert ("coalmine/epsilon/known-others", 12) in calls
         assert len(calls) == len(set(calls))

@@ -224,7 +224,7 @@ def test_a_long_run_is_evaluated_quickly():
                 for n in range(1, 2_049)
             )
 
-    Long.observed = [Entry.of(item) for item in Long.rounds()]
+    Long.observed = [Entry.of(item) for item in Long.rounds()]  # type: ignore[attr-defined]
     start = time.process_time()
     steps = sum(1 for _ in checkpoint_scores(Long, settings, "all-iterates"))
     canife_needs(Long, settings)

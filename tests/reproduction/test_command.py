@@ -146,7 +146,7 @@ def make_page(folder):
     spec = importlib.util.spec_from_file_location("make_reproduction", ROOT / "docs/evidence/make_reproduction.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    module.HERE, module.FOLDER = folder, folder / "reproduction"
+    module.HERE, module.FOLDER = folder, folder / "reproduction"  # type: ignore[attr-defined]
     module.make(folder)
     return (folder / "reproduction.md").read_text()
 

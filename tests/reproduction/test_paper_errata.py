@@ -10,6 +10,7 @@ pytest.importorskip("torch")
 
 from reproduction import paper_errata
 from reproduction.paper import EMNIST, NORMALITY, STACK_OVERFLOW
+from reproduction.training_configs import WORDS_DELTA
 
 
 def test_the_delta_of_a_printed_epsilon_agrees_with_the_privacy_loss():
@@ -47,9 +48,7 @@ def test_known_round_recovers_epsilon_where_maxima_do_not():
 def test_the_largest_bound_of_a_thousand_scores_matches_jeffreys():
     """Jeffreys' bound with no error among 1,000 on both sides: log of (1 - upper) over upper."""
     upper = stats.beta.ppf(0.95, 0.5, 1000.5)
-    assert paper_errata.largest_bound() == pytest.approx(
-        math.log((1 - paper_errata.WORDS_DELTA - upper) / upper), abs=1e-6
-    )
+    assert paper_errata.largest_bound() == pytest.approx(math.log((1 - WORDS_DELTA - upper) / upper), abs=1e-6)
 
 
 def test_the_papers_tables_are_complete():

@@ -8,11 +8,11 @@ import torch
 from coalmine.cli.main import main
 
 torch.set_num_threads(1)
-os.environ.update(environment)  # noqa: F821
-for handle, name in ((1, output), (2, f"{output}.err")):  # noqa: F821
+os.environ.update(environment)  # type: ignore[name-defined]  # noqa: F821
+for handle, name in ((1, output), (2, f"{output}.err")):  # type: ignore[name-defined]  # noqa: F821
     os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644), handle)
 try:
-    main(arguments)  # noqa: F821
+    main(arguments)  # type: ignore[name-defined]  # noqa: F821
 except SystemExit as stop:
     sys.stdout.flush()
     sys.stderr.flush()

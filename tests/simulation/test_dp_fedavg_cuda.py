@@ -13,14 +13,14 @@ from coalmine.simulation import training_run as runs
 from coalmine.simulation.config import (
     CanarySettings,
     ClaimSettings,
-    ClientSettings,
     EngineSettings,
     ParticipationSettings,
     PrivacySettings,
-    ServerSettings,
     TaskSettings,
 )
 from coalmine.simulation.dp_fedavg import Training
+from coalmine.simulation.engines import ClientSettings
+from coalmine.simulation.server_optimizer import ServerSettings
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 DATA = Path(os.environ.get("COALMINE_DATA_DIR", "missing"))

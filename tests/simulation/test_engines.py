@@ -43,7 +43,7 @@ def plain_updates(vector: Tensor, batches: Batches, examples: Examples, client: 
     for client_number in range(len(batches)):
         net = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 5), nn.ReLU(), nn.Linear(5, 4))
         start = 0
-        for layer in net[::2]:
+        for layer in net[::2]:  # type: ignore[attr-defined]
             inputs, outputs = layer.in_features, layer.out_features
             layer.weight.data = vector[start : start + inputs * outputs].view(inputs, outputs).T.clone()
             layer.bias.data = vector[start + inputs * outputs : start + (inputs + 1) * outputs].clone()
@@ -55,7 +55,7 @@ def plain_updates(vector: Tensor, batches: Batches, examples: Examples, client: 
                 optimizer.zero_grad()
                 nn.functional.cross_entropy(net(examples.inputs[index]), examples.labels[index]).backward()
                 optimizer.step()
-        flat = [torch.cat([layer.weight.data.T.flatten(), layer.bias.data]) for layer in net[::2]]
+        flat = [torch.cat([layer.weight.data.T.flatten(), layer.bias.data]) for layer in net[::2]]  # type: ignore[attr-defined]
         rows.append(torch.cat(flat) - vector)
     return torch.stack(rows)
 

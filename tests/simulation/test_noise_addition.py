@@ -16,11 +16,11 @@ from coalmine.simulation.config import (
     ClaimSettings,
     ParticipationSettings,
     PrivacySettings,
-    ServerSettings,
 )
 from coalmine.simulation.exposure import Exposure, canary_exposures, exposed_epsilon, most_exposed
 from coalmine.simulation.noise_addition import gaussian_noise, noise_of
 from coalmine.simulation.randomness import torch_stream
+from coalmine.simulation.server_optimizer import ServerSettings
 from resumed import comparable
 
 ROUNDS = 12
@@ -142,7 +142,7 @@ def test_exposures_match_the_sampled_rounds():
     for canary in range(7):
         own = [t for t in range(1, ROUNDS + 1) if canary in rounds[t - 1]]
         assert found.times[canary] == len(own)
-        assert found.strengths[canary] == pytest.approx(law.strength(own))
+        assert found.strengths[canary] == pytest.approx(law.strength(own))  # type: ignore[attr-defined]
     assert found.usual == Exposure(3, pytest.approx(3.0))  # four canaries, each in every fourth round
     most = most_exposed(rounds, law)
     assert most.times == 4

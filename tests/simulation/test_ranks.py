@@ -477,7 +477,7 @@ def test_port_in_use_gives_a_one_line_error(monkeypatch):
 
 def test_checking_the_port_never_accepts_another_rank(monkeypatch):
     """A rank that is looking for rank 0 would take whatever listens there for the store, and torch warns of its loss."""
-    reached, connect = [], rank_environment.can_connect
+    reached, connect = [], rank_environment.can_connect  # type: ignore[attr-defined]
     place = place_from(variables(0, 2, free_port()))
 
     def meanwhile(host, port):

@@ -129,7 +129,7 @@ def _codes_in(tree):
     """The codes in all places where a string is taken for one, with their lines."""
     for node in ast.walk(tree):
         for place in _places(node):
-            yield from ((part.lineno, part.value) for part in ast.walk(place) if _literal(part) in CODES)
+            yield from ((part.lineno, part.value) for part in ast.walk(place) if _literal(part) in CODES)  # type: ignore[attr-defined]
 
 
 def _places(node):
