@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from scipy.stats import binom
 
-from coalmine.estimators import sampler_tests
-from coalmine.estimators.sampler_tests import LEVEL, rate_power, read_sampler
+from coalmine.estimators.sampler_tests import LEVEL, count_laws, independent_rounds, rate_power, read_sampler
+from coalmine.estimators.sampler_tests.picks import Picks
 from coalmine.estimators.sampling import FixedSize, Poisson, RandomAllocation, Shuffled
 
 
@@ -76,7 +76,7 @@ def test_moments_of_pairs_agree_with_enumeration(capacity):
     values = np.array([pairs(one) for one in counts], dtype=float)
     about = values - values.mean()
     expected = values.mean(), (about**2).mean(), (about**3).mean()
-    assert sampler_tests._pair_moments(5, 4, capacity) == pytest.approx(expected, rel=1e-12)
+    assert count_laws.pair_moments(5, 4, capacity) == pytest.approx(expected, rel=1e-12)
 
 
 def test_law_of_shared_canaries_is_exact():
@@ -84,7 +84,7 @@ def test_law_of_shared_canaries_is_exact():
     rounds = [[set(one) for one in itertools.combinations(range(4), size)] for size in (2, 1, 3)]
     shared = np.array([len(a & b) + len(b & c) for a, b, c in itertools.product(*rounds)])
     for seen in range(3):
-        law = sampler_tests._shared_law(np.array([2, 1]), np.array([1, 3]), 4, seen)
+        law = count_laws.shared_law(np.array([2, 1]), np.array([1, 3]), 4, seen)
         assert law == pytest.approx((np.mean(shared <= seen), np.mean(shared >= seen)), abs=1e-12)
 
 
@@ -96,13 +96,11 @@ def test_the_meetings_statistic_has_its_stated_moments():
         table = np.zeros((len(sizes), canaries), dtype=bool)
         for row, size in zip(table, sizes, strict=True):
             row[rng.permutation(canaries)[:size]] = True
-        picks = sampler_tests._Picks.checked(
-            [np.flatnonzero(row) for row in table], np.arange(1, len(sizes) + 1), canaries, None
-        )
-        test = sampler_tests._together_test(picks)
+        picks = Picks.checked([np.flatnonzero(row) for row in table], np.arange(1, len(sizes) + 1), canaries, None)
+        test = independent_rounds.together_test(picks)
         seen[run] = test.statistic
         small += test.p_value < 0.01
-    variance, _ = sampler_tests._meeting_moments(np.array(sizes), canaries)
+    variance, _ = independent_rounds.meeting_moments(np.array(sizes), canaries)
     assert abs(seen.mean()) < 4 * np.sqrt(variance / runs)
     assert seen.var() == pytest.approx(variance, rel=0.16)
     assert small < 0.01 * runs + 4 * np.sqrt(0.01 * runs)

@@ -1,6 +1,6 @@
 """Sampling schemes: how clients are chosen for rounds that the attacker does not know.
 
-`amplification.py` has the amplified epsilon of each.
+`amplification/` has the amplified epsilon of each.
 """
 
 from collections.abc import Mapping

@@ -18,12 +18,12 @@ from coalmine.argument_checks import (
     whole_number,
 )
 from coalmine.canaries import RotatedCanaries, SphereCanaries
+from coalmine.estimators.bounds import FEWEST
 from coalmine.estimators.gaussians import Gaussian, gaussian_epsilon
 from coalmine.estimators.mechanism import mechanism_epsilon
 from coalmine.estimators.null import conditional_null
 
 Kind = Literal["rotated", "sphere"]
-FEWEST = 10  # fewest canaries
 MOST_RUNS = 10**7  # more would take too much memory and many hours
 LARGEST = 1e100  # largest norm of the data: its square does not overflow
 
@@ -88,11 +88,7 @@ def audit_gaussian_mechanism(
     count, seed = whole_number("canaries", canaries, minimum=FEWEST), whole_number("seed", seed, minimum=0)
     delta = float(delta_array(one_number("delta", delta)))
     norm = float(nonnegative_array("signal_norm", one_number("signal_norm", signal_norm)))
-    for name, value in (("signal_norm", norm), ("noise_multiplier", noise)):
-        if value > LARGEST:
-            raise ValueError(f"{name} must be at most {LARGEST:g}, got {value:g}")
-    if count > dim - 2:
-        raise ValueError(f"canaries must be at most dim - 2, got {count} canaries in dimension {dim}")
+    _check_sizes(dim, count, {"signal_norm": norm, "noise_multiplier": noise})
     if kind not in ("rotated", "sphere"):
         raise ValueError(f"kind must be 'rotated' or 'sphere', got {kind!r}")
     if vectors is not None and norm:
@@ -122,6 +118,14 @@ def audit_gaussian_mechanism(
         fitted=gaussian_epsilon(null, Gaussian(mean, std), delta=delta),
         null=gaussian_epsilon(null, Gaussian(mean, null_std), delta=delta),
     )
+
+
+def _check_sizes(dim: int, canaries: int, lengths: dict[str, float]) -> None:
+    for name, value in lengths.items():
+        if value > LARGEST:
+            raise ValueError(f"{name} must be at most {LARGEST:g}, got {value:g}")
+    if canaries > dim - 2:
+        raise ValueError(f"canaries must be at most dim - 2, got {canaries} canaries in dimension {dim}")
 
 
 def _summary(kind: Kind, cosines: Floats, dim: int) -> tuple[float, float, float]:

@@ -8,7 +8,9 @@
 docs/how-to/testing.md says what the check detects and what it misses.
 """
 
+from coalmine.replay.outcome import Replay
+from coalmine.replay.step import replay
 from coalmine.testing.assertion import PrivacyNote, assert_private
 from coalmine.testing.mechanism_check import check_private
 
-__all__ = ["PrivacyNote", "assert_private", "check_private"]
+__all__ = ["PrivacyNote", "Replay", "assert_private", "check_private", "replay"]

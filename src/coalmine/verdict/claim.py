@@ -89,13 +89,7 @@ class Claim:
         object.__setattr__(self, "epsilon", epsilon)  # a Python float, whatever type was given
         if self.participations is not None:
             object.__setattr__(self, "participations", whole_number("participations", self.participations, minimum=1))
-        for name in ("sensitivity", "noise_multiplier", "delta"):
-            value = getattr(self, name)
-            if value is not None:
-                number = one_number(name, value)
-                if number <= 0:
-                    raise ValueError(f"{name} must be above 0, got {number}")
-                object.__setattr__(self, name, number)
+        self._set_numbers("sensitivity", "noise_multiplier", "delta")
         if self.noise_multiplier is not None and not NOISES[0] <= self.noise_multiplier <= NOISES[1]:
             raise ValueError(
                 f"noise_multiplier must lie between {NOISES[0]:g} and {NOISES[1]:g}, got {self.noise_multiplier:g}"
@@ -103,6 +97,19 @@ class Claim:
         if not isinstance(self.sampler_observed, bool):
             raise TypeError(f"sampler_observed must be True or False, got {shown(self.sampler_observed)}")
         self._check_terms()
+        self._check_sampling()
+
+    def _set_numbers(self, *names: str) -> None:
+        """Check these numbers, and store them as Python floats."""
+        for name in names:
+            value = getattr(self, name)
+            if value is not None:
+                number = one_number(name, value)
+                if number <= 0:
+                    raise ValueError(f"{name} must be above 0, got {number}")
+                object.__setattr__(self, name, number)
+
+    def _check_sampling(self) -> None:
         if self.sampling is None:
             for name in ("noise_multiplier", "sampler_observed"):
                 if getattr(self, name):

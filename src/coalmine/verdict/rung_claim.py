@@ -65,14 +65,11 @@ def judge_rung(name: str, groups: list[Scores], context: ClaimContext) -> Verdic
 
 
 def _finding_of(name: str, groups: list[Scores], context: ClaimContext) -> Finding:
-    stated = stated_too_little(context) if name in KNOWN else None
-    if stated:  # no chance is involved
-        return stated
-    bound = _bound_above(groups, context)
-    if bound:
-        return bound
     if name not in KNOWN:
-        return WeakAttacker()
+        return _bound_above(groups, context) or WeakAttacker()
+    refuted = stated_too_little(context) or _bound_above(groups, context)  # the first involves no chance
+    if refuted:
+        return refuted
     if all(np.ptp(scores.observed) == 0 for scores in groups):
         count = sum(scores.observed.size for scores in groups)
         return EqualScores(canaries=count, canaries_needed=FEWEST)

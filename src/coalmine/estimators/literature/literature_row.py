@@ -42,6 +42,9 @@ class LiteratureRow:
             raise ValueError(f"kind must be one of {', '.join(KINDS)}, got {self.kind!r}")
         if self.threshold not in THRESHOLDS:
             raise ValueError(f"threshold must be one of {'; '.join(THRESHOLDS)}, got {self.threshold!r}")
+        self._check_value()
+
+    def _check_value(self) -> None:
         if self.confidence is not None:
             unit_interval("confidence", self.confidence)
         elif self.kind == "valid bound":

@@ -1,0 +1,80 @@
+"""Poisson sampling: dp-accounting's privacy loss distribution."""
+
+import math
+
+import numpy as np
+
+from coalmine.estimators.amplification.amplified import (
+    LARGEST_GRID,
+    PLD,
+    RDP,
+    RDP_IS_WORSE,
+    SMALLEST_PLD_DELTA,
+    AmplifiedEpsilon,
+    not_amplified,
+)
+from coalmine.estimators.amplification.attacks import attack_by_maximum
+from coalmine.estimators.sampling import Poisson
+
+FINEST_INTERVAL = 1e-5  # smallest step of the privacy loss
+GRID_ERROR = 4e-5  # approximate error of epsilon; it grows with the rounds and the square of the step
+MOST_ROUNDS = 1_000_000  # most rounds that are composed
+LONGEST_LOSS = 700.0  # log likelihood ratios in a wider range overflow
+WHOLE_ORDERS = [*range(2, 128), *(2**power for power in range(7, 15))]  # Rényi orders; others may not converge
+
+
+def poisson_epsilon(noise: float, sampling: Poisson, delta: float, unamplified: float) -> AmplifiedEpsilon:
+    """Epsilon by privacy loss distribution; by Rényi accounting if delta is too small for it."""
+    if not poisson_accountable(noise, sampling):
+        return not_amplified(unamplified, attack_by_maximum(noise, sampling, delta), sampling)
+    if delta < SMALLEST_PLD_DELTA:  # the tail of a Fourier transform is dominated by rounding error
+        value, low = _poisson_rdp(noise, sampling, delta), attack_by_maximum(noise, sampling, delta)
+        if not value < unamplified:
+            return not_amplified(unamplified, low, sampling, RDP_IS_WORSE)
+        return AmplifiedEpsilon(value, low=low, accountant=RDP, adjacency=sampling.adjacency, kind="range")
+    value = min(unamplified, poisson_pld(noise, sampling, delta))
+    return AmplifiedEpsilon(value, accountant=PLD, adjacency=sampling.adjacency, kind="upper bound")
+
+
+def poisson_accountable(noise: float, sampling: Poisson) -> bool:
+    """Whether the accountant can handle this noise and these rounds; decided by the settings, not by run time."""
+    return sampling.rounds <= MOST_ROUNDS and 0.5 / noise**2 + 10 / noise < LONGEST_LOSS
+
+
+def _poisson_rdp(noise: float, sampling: Poisson, delta: float) -> float:
+    from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
+    from dp_accounting.rdp import RdpAccountant
+
+    event = SelfComposedDpEvent(PoissonSampledDpEvent(sampling.probability, GaussianDpEvent(noise)), sampling.rounds)
+    return float(RdpAccountant(orders=WHOLE_ORDERS).compose(event).get_epsilon(delta))
+
+
+def poisson_pld(noise: float, sampling: Poisson, delta: float, coarser: int = 1) -> float:
+    """The epsilon of dp-accounting's privacy loss distribution, on a grid `coarser` times as coarse."""
+    from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
+    from dp_accounting.pld import PLDAccountant
+
+    event = SelfComposedDpEvent(PoissonSampledDpEvent(sampling.probability, GaussianDpEvent(noise)), sampling.rounds)
+    accountant = PLDAccountant(value_discretization_interval=coarser * loss_interval(noise, sampling))
+    return float(accountant.compose(event).get_epsilon(delta))
+
+
+def loss_interval(noise: float, sampling: Poisson) -> float:
+    """The privacy loss step: as coarse as GRID_ERROR allows, finer than a round's loss, at most LARGEST_GRID points."""
+    nodes, weights = np.polynomial.hermite_e.hermegauss(64)
+    weights = weights / weights.sum()
+    probability = sampling.probability
+
+    def moment(power: int) -> float:
+        at = [(shift - 0.5) / noise**2 + nodes / noise for shift in (0, 1)]
+        losses = [np.logaddexp(np.log1p(-probability), math.log(probability) + x) for x in at]
+        absent, present = (float(weights @ loss**power) for loss in losses)
+        return (1 - probability) * absent + probability * present
+
+    mean, square = moment(1), moment(2)
+    one_loss = math.sqrt(max(square - mean * mean, 0.0))
+    spread = math.sqrt(sampling.rounds) * one_loss
+    one_round = 0.5 / noise**2 + 10 / noise
+    length = max(2 * one_round, 20 * spread + one_round)
+    precise = min(math.sqrt(2 * GRID_ERROR / sampling.rounds), 0.1 * one_loss)
+    return max(FINEST_INTERVAL, precise, length / LARGEST_GRID)
