@@ -278,7 +278,7 @@ def test_sums_on_a_device_are_those_of_the_host(coarse, monkeypatch):
         sums = CoordinateSums.of_vector(settings, b"key")
         with monkeypatch.context() as patched:
             patched.setattr("coalmine.measure.coordinate_sums.is_on_device", lambda vector, name=name: name != "numpy")
-            patched.setattr("coalmine.measure.coordinate_sums.is_device_jax", lambda vector, name=name: name == "jax")
+            patched.setattr("coalmine.canaries.rotation_jax.on_cpu", lambda array: False)
             for number, (row, other) in enumerate(zip(rows, others, strict=True), start=1):
                 release = (row + 10 * other).astype(np.float16).astype(np.float32) if coarse else row + other
                 assert sums.add(number, 0, kind(row), kind(release), others=kind(other))
