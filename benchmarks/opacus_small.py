@@ -72,7 +72,8 @@ class Loop:
         for _ in range(count):
             features, labels = next(self._batches)
             self.optimizer.zero_grad()
-            nn.functional.cross_entropy(self.model(features), labels).backward()
+            loss: Any = nn.functional.cross_entropy(self.model(features), labels)
+            loss.backward()
             self.optimizer.step()
         return (time.process_time() - start) / count
 

@@ -6,6 +6,7 @@ reduced and in shards, each rank adds noise to its own shard, and the step hook 
 """
 
 import functools
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import cached_property
@@ -17,7 +18,7 @@ from opacus.optimizers import DistributedDPOptimizer, DPOptimizer, FSDPOptimizer
 from opacus.optimizers.ddpoptimizer_fast_gradient_clipping import DistributedDPOptimizerFastGradientClipping
 from torch.distributed.tensor import DTensor
 
-from coalmine.argument_checks import Floats, shown
+from coalmine.argument_checks import Floats, short_repr
 from coalmine.audit import Audit
 from coalmine.integrations.opacus_accounting import ADJACENCY, UNIT
 from coalmine.integrations.setup import AuditSettings, new_audit_settings, own_audit, refuse_finished, set_up_audit
@@ -134,6 +135,12 @@ class OneProcess:
         like = torch.empty(0, dtype=self._dtype, device=self._optimizer.params[0].device)
         return list(self.parts(audit.updates(present, clip_norm, scale=scale, like=like)))
 
+    def rows(self, audit: Audit, canaries: Sequence[int], size: float) -> list[Any]:
+        """These canaries, each of norm `size`, as the rows of one matrix for each parameter."""
+        like = torch.empty(0, dtype=self._dtype, device=self._optimizer.params[0].device)
+        rows = audit.measurer.rows_of(canaries, size, like)
+        return list(torch.split(rows, [p.numel() for p in self._optimizer.params], dim=1))
+
     def _flat(self, name: str) -> "_Flat":
         if name not in self._kept:
             self._kept[name] = _Flat(self._optimizer.params, self._dtype)
@@ -226,6 +233,13 @@ class Replicated(OneProcess):
         sums = audit.updates(present, clip_norm, scale=scale)
         return [sums[name] for name in self._tree_names()]
 
+    def rows(self, audit: Audit, canaries: Sequence[int], size: float) -> list[Any]:
+        each = [self.updates(audit, [canary], abs(size)) for canary in canaries]
+        return [
+            torch.stack([row.reshape(-1) for row in rows]) * math.copysign(1.0, size)
+            for rows in zip(*each, strict=True)
+        ]
+
     def _tree(self, parts: Sequence[Any]) -> dict[str, Any]:
         pairs = zip(self._optimizer.params, parts, strict=True)
         return dict(zip(self._tree_names(), (part.reshape(local(p).shape) for p, part in pairs), strict=True))
@@ -276,7 +290,7 @@ class Sharded(Replicated):
         if norms is None:
             raise TypeError(
                 "with data_loader, model must be the one that make_private returned: it counts the examples of a step; "
-                f"got {shown(self._model)}"
+                f"got {short_repr(self._model)}"
             )
         return len(norms)
 

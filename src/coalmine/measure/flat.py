@@ -11,8 +11,9 @@ import numpy as np
 
 from coalmine.argument_checks import Floats
 from coalmine.canaries import RotatedCanaries, SphereCanaries
-from coalmine.canaries.array_types import is_tensor
+from coalmine.canaries.array_types import is_tensor, same_kind
 from coalmine.canaries.base import usable
+from coalmine.canaries.kept_rows import KeptRows
 from coalmine.canaries.rotation_numpy import stay_in_one_thread
 from coalmine.measure.arrays import arrays_of, is_on_device, numpy_vector
 from coalmine.measure.measurer import NOTHING_LEFT, Length, Measured, Measurer, NoisePlan
@@ -69,6 +70,9 @@ class FlatMeasurer(Measurer[MeasuredVectors]):
         self._tree = tree
         kind = RotatedCanaries if settings.kind == "rotated" else SphereCanaries
         self.canaries: RotatedCanaries | SphereCanaries = kind(settings.total, settings.dim, seed=seed)
+        self._kept_rows = KeptRows(
+            lambda indices, like: self.canaries.combine(indices, like=like), settings.canaries, settings.dim
+        )
         self._parts = NoiseParts.of_all(settings)
         self._layer_sizes = tuple(size for _, size in settings.layers)
         self._last_sum: tuple[list[int], Any] | None = None
@@ -81,6 +85,16 @@ class FlatMeasurer(Measurer[MeasuredVectors]):
         if total.dtype.itemsize >= 4:  # the round will need it again; half precision would show in the gauges
             self._last_sum = (indices, host_vector("updates", total))
         return total * size if self._tree is None else self._tree.from_vector(total, size)
+
+    def rows_of(self, indices: list[int], size: float, like: Any) -> Any:
+        """The canaries at `indices`, each of norm `size`, as the rows of a matrix of the kind of `like`."""
+        if not self._kept_rows.keeps(like):
+            return arrays_of(like).stacked([self.canaries.combine([index], like=like) * size for index in indices])
+        rows = self._kept_rows.of(indices)
+        if len(set(indices)) == len(indices):
+            self._last_sum = (indices, rows.sum(axis=0))  # the round will need it
+        rows *= np.float32(size)
+        return same_kind(rows, like)
 
     def read(self, model_delta: Any, others: Any, *, own: bool) -> tuple[Any, Any]:
         """The two arguments of a round as vectors; ValueError if they are none. With `own`, a model's are copies."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from coalmine.argument_checks import shown
+from coalmine.argument_checks import short_repr
 from coalmine.canaries.array_types import is_jax, is_tensor
 from coalmine.measure.arrays import arrays_of, is_device_jax, jax_arrays, number_kind, numpy_vector
 
@@ -38,7 +38,7 @@ class Leaf:
             module = "; for a torch module pass dict(module.named_parameters())" if name == WHOLE else ""
             raise ValueError(
                 f"parameters must be numpy arrays, torch tensors or jax arrays in dicts, lists and tuples, got "
-                f"{shown(value)} at {name}{module}"
+                f"{short_repr(value)} at {name}{module}"
             )
         if problem := _unreadable(local, kind):
             raise ValueError(f"{name} must be a plain array, got {problem}")
@@ -81,7 +81,7 @@ class Leaf:
         """This process's part of a value for this leaf. Raises ValueError if it is not an array of this shape."""
         local, _ = _local_part(f"{argument} at {self.name}", value)
         kind = kind_of(local)
-        problem = shown(value) if kind is None else _unreadable(local, kind)
+        problem = short_repr(value) if kind is None else _unreadable(local, kind)
         if problem:
             raise ValueError(f"{argument} must hold a plain array at {self.name}, got {problem}")
         if number_kind(local) in ("b", "c", ""):

@@ -98,6 +98,10 @@ class Measurer(ABC, Generic[Held]):
     def sum_of_canaries(self, indices: list[int], size: float, like: Any = None) -> Any:
         """The sum of the canaries at `indices`, each of norm `size`."""
 
+    def rows_of(self, indices: list[int], size: float, like: Any) -> Any:
+        """The canaries at `indices`, each of norm `size`, as the rows of a matrix of the kind of `like`."""
+        raise ValueError(f"rows need a model in one block, got one in {len(self._settings.block_sizes)}")
+
     @abstractmethod
     def read(self, model_delta: Any, others: Any, *, own: bool) -> tuple[Any, Any]:
         """The arguments of a round as `round` takes them; with `own`, the caller may change the originals."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from coalmine.argument_checks import printable, shown
+from coalmine.argument_checks import printable, short_repr
 from coalmine.canaries.array_types import is_tensor
 from coalmine.measure.leaves import WHOLE, Leaf, Part
 from coalmine.measure.stretches import Stretch, empty_working_array, gather_block, write_piece
@@ -200,17 +200,17 @@ def _matching_leaves(skeleton: Any, value: Any, argument: str, name: str) -> Ite
     if skeleton is None:
         if value is not None:
             raise ValueError(
-                f"{argument} must have the model's structure, which has nothing{where}, got {shown(value)}"
+                f"{argument} must have the model's structure, which has nothing{where}, got {short_repr(value)}"
             )
         return
     if isinstance(skeleton, int):
         if _is_container(value) or value is None:
-            raise ValueError(f"{argument} must have the model's structure, an array{where}, got {shown(value)}")
+            raise ValueError(f"{argument} must have the model's structure, an array{where}, got {short_repr(value)}")
         yield skeleton, value
         return
     if isinstance(skeleton, Mapping):
         if not isinstance(value, Mapping):
-            raise ValueError(f"{argument} must have the model's structure, a dict{where}, got {shown(value)}")
+            raise ValueError(f"{argument} must have the model's structure, a dict{where}, got {short_repr(value)}")
         missing = [key for key in skeleton if key not in value]
         extra = [key for key in value if key not in skeleton]
         if missing or extra:
@@ -220,7 +220,7 @@ def _matching_leaves(skeleton: Any, value: Any, argument: str, name: str) -> Ite
     else:
         if not isinstance(value, list | tuple) or len(value) != len(skeleton):
             raise ValueError(
-                f"{argument} must have the model's structure, {len(skeleton)} entries{where}, got {shown(value)}"
+                f"{argument} must have the model's structure, {len(skeleton)} entries{where}, got {short_repr(value)}"
             )
         children = [(key, child, value[key]) for key, child in enumerate(skeleton)]
     for key, child, inner in children:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from coalmine.argument_checks import Floats, WrongTypeError, shown
+from coalmine.argument_checks import Floats, WrongTypeError, short_repr
 from coalmine.canaries.array_types import is_jax, is_tensor
 from coalmine.canaries.base import usable
 from coalmine.measure.arrays import arrays_of, is_device_jax, jax_arrays, number_kind
@@ -30,7 +30,7 @@ def checked_length(name: str, vector: Any, dim: int) -> None:
     """ValueError unless `vector` is one row of `dim` real numbers."""
     tensor, plain = is_tensor(vector), isinstance(vector, np.ndarray)
     if not tensor and not plain and not is_device_jax(vector):
-        raise WrongTypeError(f"{name} must be a numpy array, a torch tensor or a jax array, got {shown(vector)}")
+        raise WrongTypeError(f"{name} must be a numpy array, a torch tensor or a jax array, got {short_repr(vector)}")
     if problem := arrays_of(vector).unreadable(vector):
         raise ValueError(f"{name} must be a plain array, got {problem}")
     if tuple(vector.shape) != (dim,):

@@ -193,6 +193,11 @@ def joined(pieces: Sequence[Any], places: Sequence[slice], like: Any, into: Any 
     return jnp.concatenate(own) if len(own) > 1 else jnp.array(own[0], copy=True)
 
 
+def stacked(rows: Sequence[Any]) -> Any:
+    """Vectors as the rows of a matrix."""
+    return jnp.stack(rows)
+
+
 def copied(vector: Any) -> Any:
     """A copy that does not change with the original."""
     return jnp.array(vector, copy=True)

@@ -59,6 +59,11 @@ def difference(first: Any, second: Any) -> Any:
     return first - (numpy_vector(second) if is_tensor(second) else second)
 
 
+def stacked(rows: Sequence[Any]) -> Any:
+    """Vectors as the rows of a matrix."""
+    return np.stack(rows)
+
+
 def copied(vector: Any) -> Any:
     """A copy that does not change with the original."""
     return np.array(vector)

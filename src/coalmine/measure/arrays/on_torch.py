@@ -92,6 +92,11 @@ def difference(first: Any, second: Any) -> Any:
     return first.detach() - tensor(second).to(device=first.device, dtype=first.dtype)
 
 
+def stacked(rows: Sequence[Any]) -> Any:
+    """Vectors as the rows of a matrix."""
+    return torch.stack(list(rows))
+
+
 def copied(vector: Any) -> Any:
     """A copy that does not change with the original."""
     return vector.detach().clone()
