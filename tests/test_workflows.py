@@ -84,7 +84,9 @@ def test_advisories_are_looked_up_on_a_schedule_and_stop_no_change():
 
 def test_every_hook_runs_what_make_check_runs():
     hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"][0]["hooks"]
-    recipe = (ROOT / "Makefile").read_text().partition("\ncheck:")[2].partition("\n\n")[0].replace("$(BIN)", ".venv/bin")
+    recipe = (
+        (ROOT / "Makefile").read_text().partition("\ncheck:")[2].partition("\n\n")[0].replace("$(BIN)", ".venv/bin")
+    )
     assert {hook["entry"] for hook in hooks} <= {line.removesuffix(" .").strip() for line in recipe.splitlines()}
 
 

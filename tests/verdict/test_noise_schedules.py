@@ -9,6 +9,7 @@ import pytest
 from coalmine import Claim, Poisson, amplified_epsilon, mechanism_epsilon, mechanism_noise
 from coalmine.estimators.amplification import merged_strengths
 from coalmine.measure.settings import Settings
+from coalmine.verdict.claim import LARGEST_CLAIM
 from studies.exact_rounds import DELTA, audited_rounds, composed, pld_epsilon
 
 UNOBSERVED = 200
@@ -175,3 +176,11 @@ def test_the_noise_that_a_claim_needs_follows_from_the_claim_alone(stated):
     assert verdict.finding.claimed_noise == pytest.approx(needed)
     assert verdict.finding.measured_noise == pytest.approx(1 / math.sqrt(np.mean(stated**-2.0)))
     assert f"the claim needs {needed:.4g}" in verdict.reason
+
+
+def test_the_largest_claim_is_judged_like_any_other():
+    stated = np.full(3, 1.0)
+    result = audited(stated, Claim(LARGEST_CLAIM, participations=3), canaries=100, seed=1, presentations=3)
+    assert result.verdict.outcome != "VIOLATION"
+    with pytest.raises(ValueError, match=r"claim must be at most 1e\+99, got 1e\+100"):
+        Claim(1e100)
