@@ -4,7 +4,7 @@ A step moves the model against its gradient, so canaries are subtracted from the
 noised gradient.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
