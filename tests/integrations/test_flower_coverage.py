@@ -196,7 +196,7 @@ def test_trained_arrays_are_not_called_frozen(noise):
     strategy = audited(server_side(REAL, noise=noise), audit=small_audit(), mode="extra")
     small_run(strategy, LoopGrid(client_app() if noise else frozen_app(), nodes(canaries=0)))
     strategy.audit.finish()
-    assert not [text for text in strategy._warned if "no real client" in text]
+    assert not [text for text in strategy._warnings.texts if "no real client" in text]
 
 
 # The list of what was checked
@@ -363,6 +363,6 @@ def test_a_restarted_accountant_gives_a_warning(tmp_path):
         audit = small_audit(directory=tmp_path)
         strategy = audited(with_accountant(REAL), audit=audit, mode="extra")
         small_run(strategy, LoopGrid(client_app(), nodes(canaries=0)), rounds=rounds)
-        warned = [text for text in strategy._warned if "accountant" in text]
+        warned = [text for text in strategy._warnings.texts if "accountant" in text]
         audit.directory.close()
     assert warned == ["Flower's accountant starts again after round 1: its epsilon is for later rounds only"]

@@ -251,7 +251,7 @@ def test_a_late_reply_is_missing_in_its_own_round():
 def test_error_replies_name_the_node_on_one_line(caplog):
     """Flower's wrapper skips such rounds. The reason is truncated and its control characters are escaped."""
     strategy = attacked(in_turn([failing, lambda reply, message: [reply]]), rounds=2)
-    (warning,) = strategy._warned
+    (warning,) = strategy._warnings.texts
     assert warning.startswith(f"node {CLIENT} failed in round 1: \\x1b[31mno \\x1b[31mno")
     assert warning.isprintable()
     assert len(warning) < 500
@@ -362,7 +362,7 @@ def test_the_callers_config_is_never_changed_and_the_seed_never_logged(caplog):
         assert dict(train_config) == {"rate": 0.1, "steps": listed}
     assert "ConfigRecord (train)" in caplog.text
     assert str(secret) not in caplog.text
-    sent = strategy._round_config.messages[0].content["config"]
+    sent = strategy._sent.messages[0].content["config"]
     assert sent["coalmine-seed"] == str(secret)
     sent["steps"].append(3)
     assert train_config["steps"] == listed
