@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from coalmine.argument_checks import Floats, shown
+from coalmine.argument_checks import Floats, short_repr
 from coalmine.canaries import BlockedCanaries, RotatedCanaries, SphereCanaries
 from coalmine.canaries.secret import secret_seed
 from coalmine.canaries.seeds import is_guessable
@@ -136,7 +136,7 @@ def _misfit(known: _Evidence) -> str | None:
 def _check_digest(name: str, noted: str | None, digits: int) -> None:
     """Reject text that cannot be a digest: a typing error, which proves nothing about the run."""
     if noted is not None and not re.fullmatch(f"[0-9a-f]{{{digits}}}", noted.strip().lower()):
-        raise ValueError(f"the {name} must be {digits} hexadecimal digits, got {shown(noted)}; copy it whole")
+        raise ValueError(f"the {name} must be {digits} hexadecimal digits, got {short_repr(noted)}; copy it whole")
 
 
 def _secrecy(known: _Evidence) -> Check:
@@ -512,7 +512,7 @@ def _trainer(known: _Evidence) -> Check:
             return Check(
                 "trainer",
                 False,
-                f"the noise multiplier is {shown(noise)} in the result, {shown(configured)} in the config",
+                f"the noise multiplier is {short_repr(noise)} in the result, {short_repr(configured)} in the config",
             )
     if not alike(stored.get("log_digest"), known.log.digest):
         return Check("trainer", False, "result.json holds a log digest that differs from the log's")
@@ -566,7 +566,7 @@ def _derived(known: _Evidence) -> Check:
         changed.append(IF_CLAIMED)
     unknown = stored.keys() - again.keys() - ((known.log.outcome or {}).keys() - {PIPELINE_ITEMS}) - set(ADDED)
     if unknown:
-        listed = ", ".join(sorted(map(shown, unknown)))
+        listed = ", ".join(sorted(map(short_repr, unknown)))
         return Check(
             "result", False, f"result.json holds entries that neither follow from the log nor occur in it: {listed}"
         )

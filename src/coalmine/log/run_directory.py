@@ -24,7 +24,7 @@ from typing import Any, NoReturn, SupportsIndex
 import msgspec
 import tomli_w
 
-from coalmine.argument_checks import shown
+from coalmine.argument_checks import short_repr
 from coalmine.canaries.seeds import is_guessable
 from coalmine.log.commitment import COMMITMENT_VERSION, SCHEMA_VERSION, Commitment, Statement, alike
 from coalmine.log.files import (
@@ -319,7 +319,7 @@ class RunDirectory:
         version = values.get("schema_version")
         if version != SCHEMA_VERSION:
             raise ValueError(
-                f"{self.path / name} has schema version {shown(version)}, this coalmine reads {SCHEMA_VERSION}"
+                f"{self.path / name} has schema version {short_repr(version)}, this coalmine reads {SCHEMA_VERSION}"
             )
         return values
 
@@ -327,7 +327,7 @@ class RunDirectory:
 def _claim_text(claim: Mapping[str, Any] | None) -> str:
     """A claim's fields in a message."""
     known = {name: value for name, value in (claim or {}).items() if value not in (None, False)}
-    return ", ".join(f"{name} {shown(value)}" for name, value in known.items()) or "none"
+    return ", ".join(f"{name} {short_repr(value)}" for name, value in known.items()) or "none"
 
 
 def _metrics(line: bytes) -> dict[str, Any] | None:

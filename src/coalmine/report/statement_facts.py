@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from coalmine.argument_checks import shown
+from coalmine.argument_checks import short_repr
 from coalmine.log.files import read_regular
 
 LARGEST_FILE = 1 << 18  # bytes
@@ -162,12 +162,14 @@ def _normalise(value: Any, name: str) -> Any:
     if isinstance(value, list):
         return [_normalise(item, name) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
-        raise ValueError(f"{shown(name)} must be a finite number, got {value}")
+        raise ValueError(f"{short_repr(name)} must be a finite number, got {value}")
     if isinstance(value, str):
         text = " ".join(value.split())
         hidden = next((character for character in text if not character.isprintable()), None)
         if hidden is not None:
-            raise ValueError(f"{shown(name)} must be printable text, got the hidden character {shown(hidden)}")
+            raise ValueError(
+                f"{short_repr(name)} must be printable text, got the hidden character {short_repr(hidden)}"
+            )
         return text
     return value
 
@@ -177,12 +179,12 @@ def _error_message(message: str, values: Any) -> str:
     reason, _, path = message.partition(" - at `")
     name = path.rstrip("`").removeprefix("$").lstrip(".")
     if "unknown field" in reason:
-        return f"{shown(reason.split('`')[1])} is not a fact; `coalmine statement --template` lists all facts"
+        return f"{short_repr(reason.split('`')[1])} is not a fact; `coalmine statement --template` lists all facts"
     table, _, field = name.partition(".")
     value = values.get(table, {}) if isinstance(values, Mapping) else values
     if field and isinstance(value, Mapping):
         value = value.get(field.partition("[")[0])
-    got = f"got {shown(value)}"
+    got = f"got {short_repr(value)}"
     if reason.startswith("Invalid enum value"):
         return f"{name} must be one of {', '.join(_options(name))}, {got}"
     if field.startswith("publication_date"):

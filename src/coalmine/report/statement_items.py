@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from coalmine.argument_checks import one_line
-from coalmine.argument_checks import shown as quoted
+from coalmine.argument_checks import short_repr as quoted
 from coalmine.estimators.correlated import TreeNoise
 from coalmine.estimators.mechanism import mechanism_epsilon
 from coalmine.evidence.gauges.gauge import LAYER, Gauge

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from msgspec import convert
 
-from coalmine.argument_checks import count_of, shown
+from coalmine.argument_checks import count_of, short_repr
 from coalmine.estimators.gaussian_fit import EpsilonEstimate
 from coalmine.estimators.intervals import Interval
 from coalmine.estimators.mechanism import mechanism_noise
@@ -412,7 +412,7 @@ def _claim(values: Mapping[str, Any]) -> Claim | None:
     )
     if values["claim_accounting"] != claim.accounting:
         raise ValueError(
-            f"claim_accounting is {shown(values['claim_accounting'])} for a claim that is {claim.accounting}"
+            f"claim_accounting is {short_repr(values['claim_accounting'])} for a claim that is {claim.accounting}"
         )
     return claim
 

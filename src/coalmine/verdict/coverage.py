@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
-from coalmine.argument_checks import count_of, shown
+from coalmine.argument_checks import count_of, short_repr
 from coalmine.evidence.gauges.gauge import Gauge
 from coalmine.evidence.gauges.sketch_gauges import rank_power
 from coalmine.evidence.views import Look
@@ -84,7 +84,7 @@ def checked_items(audited: Iterable[AuditedItem]) -> tuple[AuditedItem, ...]:
     items = tuple(audited) if isinstance(audited, Iterable) else (audited,)
     for item in items:
         if not isinstance(item, AuditedItem) or item.name not in ITEMS:
-            raise ValueError(f"audited must list AuditedItems named as in ITEMS, got {shown(item)}")
+            raise ValueError(f"audited must list AuditedItems named as in ITEMS, got {short_repr(item)}")
     return items
 
 

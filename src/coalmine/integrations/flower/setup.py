@@ -5,7 +5,7 @@ from typing import Any
 
 from flwr.serverapp.strategy import Strategy
 
-from coalmine.argument_checks import shown
+from coalmine.argument_checks import short_repr
 from coalmine.audit import Audit, OnViolation
 from coalmine.integrations.flower.arrays import Layout, as_record
 from coalmine.integrations.flower.canary_clients import refuse_guessable
@@ -51,7 +51,7 @@ def audited(
     `max_epsilon`.
     """
     if not isinstance(strategy, Strategy):
-        raise TypeError(f"strategy must be a strategy of flwr.serverapp, got {shown(strategy)}")
+        raise TypeError(f"strategy must be a strategy of flwr.serverapp, got {short_repr(strategy)}")
     if isinstance(canaries, range):
         settings["canary_partitions"] = canaries
         canaries = len(canaries)
