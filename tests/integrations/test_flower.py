@@ -255,7 +255,7 @@ def test_a_failed_canary_is_not_counted_as_present():
     everybody = list(range(CANARIES))
     assert present == [everybody, [i for i in everybody if i != 5], [i for i in everybody if i != 5]]
     assert abs(cosines(audit)[1:, 5]).max() < 0.15
-    assert strategy._recorder._tally["failed"] == strategy._recorder._tally["missing"] == 1
+    assert strategy.audit._tally["failed"] == strategy.audit._tally["missing"] == 1
 
 
 def test_missing_replies_leave_too_little_noise():

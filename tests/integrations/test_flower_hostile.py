@@ -237,7 +237,7 @@ def test_unrequested_replies_are_dropped(attack, why):
     assert len(strategy.dropped) >= 2
     result = finish_as_stated(strategy)
     assert result.verdict.outcome == "PASS"
-    assert strategy._recorder._tally["missing"] == 0
+    assert strategy.audit._tally["missing"] == 0
     assert any(why in note for note in result.notes)
 
 
@@ -245,7 +245,7 @@ def test_a_late_reply_is_missing_in_its_own_round():
     """Flower divides by fewer replies and keeps the noise: the gauge detects it, as for any silent node."""
     strategy = attacked(late(), rounds=3)
     assert dropped(strategy) == [(number, CLIENT, "it answers a message of another round") for number in (2, 3)]
-    assert strategy._recorder._tally["missing"] == 1
+    assert strategy.audit._tally["missing"] == 1
 
 
 def test_error_replies_name_the_node_on_one_line(caplog):

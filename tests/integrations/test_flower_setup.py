@@ -26,7 +26,7 @@ from flower_training import (  # noqa: E402
 from flwr.app import Array, ArrayRecord  # noqa: E402
 
 from coalmine.integrations.flower import Announcement, Observer, audited, canary_mod  # noqa: E402
-from coalmine.integrations.flower import strategy as strategy_module  # noqa: E402
+from coalmine.integrations.flower import strategy_audit as strategy_module  # noqa: E402
 from coalmine.integrations.flower.arrays import as_record  # noqa: E402
 from coalmine.integrations.flower.canary_clients import parse_canaries  # noqa: E402
 from coalmine.log.rounds_file import RoundLog  # noqa: E402

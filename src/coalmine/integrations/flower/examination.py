@@ -4,16 +4,14 @@ from typing import NamedTuple
 
 from flwr.app import Message
 
-from coalmine.audit import Audit
 from coalmine.integrations.flower.arrays import Row
 from coalmine.integrations.flower.canary_clients import mod_order
-from coalmine.integrations.flower.modes import CanaryClients, CanarySource
+from coalmine.integrations.flower.modes import NO_CANARY, CanaryClients, CanarySource
 from coalmine.integrations.flower.replies import RoundReplies
 from coalmine.integrations.flower.sent_canaries import CanaryCheck, rounding_error
 from coalmine.integrations.flower.sent_round import SentRound
-from coalmine.integrations.flower.warning_log import WarningLog
+from coalmine.integrations.flower.strategy_audit import StrategyAudit
 from coalmine.integrations.flower.weights import reply_weights
-from coalmine.integrations.flower.wrapped import Wrapped
 
 HOLDING = "it holds canaries but does not report one, so its node knows the seed"
 UNCLIPPED = (
@@ -30,31 +28,30 @@ class Examined(NamedTuple):
 
 
 class Examiner:
-    """Examines rounds; `others` says whether real clients' updates are summed, `scale` how long canaries are sent."""
+    """Examines the rounds of an audit, whose canaries come from a source."""
 
-    def __init__(
-        self, audit: Audit, wrapped: Wrapped, source: CanarySource, *, scale: float, others: bool, warnings: WarningLog
-    ) -> None:
-        self._audit, self._wrapped, self._source = audit, wrapped, source
-        self._scale, self._others, self._warnings = scale, others, warnings
+    def __init__(self, audit: StrategyAudit, source: CanarySource) -> None:
+        self._audit, self._wrapped, self._source = audit, audit.wrapped, source
         self._from_clients = isinstance(source, CanaryClients)
 
     def examine(self, sent: SentRound, replies: RoundReplies) -> Examined:
         """The canaries' replies and the real clients' part. Bad replies are dropped, and the rest is examined again."""
-        check = CanaryCheck(self._audit, sent)
+        check = CanaryCheck(self._audit.core, sent)
         self._source.begin(sent, replies, check)
+        if isinstance(self._source, CanaryClients) and self._source.missing:
+            self._audit.warnings.add(NO_CANARY)
         while True:
             canaries = self._source.canaries(sent, replies.good)
             canary_ids = {id(reply) for reply in canaries.values()}
             real = [reply for reply in replies.good if id(reply) not in canary_ids]
-            if not self._others:
+            if self._audit.others_left_out is not None:
                 return Examined(canaries, None)
             key = self._wrapped.weight_key
             total = sum(reply_weights([*replies.good, *self._source.extra(canaries)], key))
             others, lengths = sent.clipped_sum(real, [weight / total for weight in reply_weights(real, key)])
             bad = self._too_long(sent, real, lengths)
             if 2 * len(bad) > len(real):  # not a single bad client: the canaries show whether clients clip
-                self._warnings.add(UNCLIPPED)
+                self._audit.warnings.add(UNCLIPPED)
                 return Examined(canaries, None)
             bad = bad or self._bypassing(check, canaries, real, lengths) or self._holding(check, others, canaries, real)
             if not bad:
@@ -76,7 +73,7 @@ class Examiner:
         self, check: CanaryCheck, canaries: dict[int, Message], real: list[Message], lengths: list[float]
     ) -> list[tuple[Message, str]]:
         """All canaries, if they did not go through the clip that real clients' updates go through."""
-        clipped = self._wrapped.clips_on_clients and self._from_clients and self._scale > 1
+        clipped = self._wrapped.clips_on_clients and self._from_clients and self._audit.scale > 1
         if not (canaries and clipped and check.bypass_clip(real, lengths)):
             return []
         return [(reply, mod_order()) for reply in canaries.values()]

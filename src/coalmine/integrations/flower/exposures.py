@@ -14,8 +14,8 @@ import numpy as np
 from coalmine.argument_checks import count_of
 from coalmine.audit import Audit
 from coalmine.estimators.mechanism import mechanism_epsilon
+from coalmine.integrations.claims import most_presentations
 from coalmine.integrations.flower.weights import Averaged
-from coalmine.integrations.journal import most_presentations
 from coalmine.verdict.claim import Claim
 from coalmine.verdict.coverage import AuditedItem
 
@@ -118,18 +118,18 @@ class Exposures:
         weight = self.heaviest * ((noise or 0.0) if self.in_noise else 1.0)
         return weight if weight > 1 + SAME else 1.0
 
-    def entries(self, audit: Audit, noise: float | None, *, equal_weights: bool) -> dict[str, Any]:
-        """What the server saw of real clients: entries of the result, and a note; nothing without real clients."""
+    def described(self, audit: Audit, noise: float | None, *, equal_weights: bool) -> tuple[list[str], dict[str, Any]]:
+        """What the server saw of real clients, as notes and entries of the result; nothing without real clients."""
         most = self.nodes.most
         if not most:
-            return {}
+            return [], {}
         entries: dict[str, Any] = {"client_participations": most}
         note = f"a node took part in up to {most} of {count_of(self.rounds, 'round')}"
         epsilon = self.epsilon(audit, noise, equal_weights=equal_weights)
         if epsilon is not None:
             entries["client_epsilon"] = epsilon
             note += f": epsilon {epsilon:.3g} for the client that contributed most, under the stated noise"
-        return entries | {"notes": [note]}
+        return [note], entries
 
     def to_arrays(self) -> dict[str, Any]:
         """Arrays for a checkpoint."""

@@ -6,7 +6,6 @@ from typing import Any
 
 from flwr.app import Message
 
-from coalmine.audit import Audit
 from coalmine.integrations.flower.arrays import FrozenArrays
 from coalmine.integrations.flower.exposures import Exposures
 from coalmine.integrations.flower.replies import DroppedReply, RoundReplies, printable
@@ -21,7 +20,7 @@ LONGEST_REASON = 400  # characters kept of a failed reply's reason
 class NodeLedger:
     """What the server saw of the nodes so far."""
 
-    def __init__(self, audit: Audit, wrapped: Wrapped, warnings: WarningLog) -> None:
+    def __init__(self, wrapped: Wrapped, warnings: WarningLog) -> None:
         self._wrapped, self._warnings = wrapped, warnings
         self.dropped: list[DroppedReply] = []
         self.failures: list[str] = []  # the reasons of failed replies, each once

@@ -11,7 +11,6 @@ from coalmine.integrations.flower.canary_clients import PREFIX, REPLY, Announcem
 from coalmine.integrations.flower.replies import CanaryClaims, RoundReplies
 from coalmine.integrations.flower.sent_canaries import CanaryCheck
 from coalmine.integrations.flower.sent_round import SentRound, only_record
-from coalmine.integrations.flower.warning_log import WarningLog
 from coalmine.integrations.flower.weights import largest_unequal, reply_weights
 from coalmine.integrations.flower.wrapped import Wrapped
 from coalmine.measure.schedule import Indices
@@ -68,13 +67,13 @@ class CanaryClients(CanarySource):
         *,
         seed: int | bytes | None,
         partitions: range | None,
-        warnings: WarningLog,
     ) -> None:
         super().__init__(audit, wrapped, designation, scale)
-        self._seed, self._partitions, self._warnings = seed, partitions, warnings
+        self._seed, self._partitions = seed, partitions
         self._claims = CanaryClaims(audit.settings.canaries, designation)
         self._found: dict[int, Message] = {}
         self.reported = False  # whether any reply has reported a canary
+        self.missing = False  # whether the round must have held canaries, and no reply reported one
 
     @property
     def one_each(self) -> bool:
@@ -119,8 +118,7 @@ class CanaryClients(CanarySource):
             replies.drop(found.pop(index), why)
         self._claims.remember_owners(found)
         self._found = found
-        if not found and not replies.dropped and self._expected(sent, replies.good):
-            self._warnings.add(NO_CANARY)
+        self.missing = not found and not replies.dropped and self._expected(sent, replies.good)
 
     def canaries(self, sent: SentRound, good: list[Message]) -> dict[int, Message]:
         kept = {id(reply) for reply in good}

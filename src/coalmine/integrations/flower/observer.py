@@ -10,12 +10,35 @@ from coalmine.audit import Audit
 from coalmine.integrations.flower.arrays import Layout, as_record
 from coalmine.integrations.flower.canary_clients import Announcement, checked_partitions, checked_seed
 from coalmine.integrations.flower.exposures import UNIT
-from coalmine.integrations.flower.recorder import Recorder
+from coalmine.integrations.flower.model_audit import ModelAudit
 from coalmine.integrations.flower.scope import UNKNOWN_TO_OBSERVER, observer_items
 from coalmine.integrations.flower.warning_log import logger
+from coalmine.integrations.recorder import FinishedRun
 from coalmine.integrations.setup import CLIP_SCALE, nonnegative, positive
 from coalmine.result.audit_result import AuditResult
 from coalmine.verdict.claim import Claim
+
+
+class ObserverAudit(ModelAudit):
+    """The audit of the models that an observer sees. `scale` is the length of canaries, as it was announced."""
+
+    scale = 1.0
+
+    def __init__(self, core: Audit, *, clip_norm: float | None, noise: float | None) -> None:
+        privacy = {"clip_norm": clip_norm or 0.0, "noise_multiplier": noise or 0.0}
+        super().__init__(core, privacy=privacy, canaries={"mode": "observer"})
+        self._noise = noise
+
+    def finish(self, *, claim: Claim | float | None = None, task: str | None = None) -> AuditResult:
+        """Observe the final model, and return the result. If the audit has a directory, it is also written there."""
+        if not self.has_begun:
+            raise ValueError("no model was observed: pass this observer to start() as evaluate_fn")
+        warnings = [*self.layout.warnings, f"known-others was left out: {UNKNOWN_TO_OBSERVER}"]
+        logger.warning("%s", warnings[-1])
+        accounted = Claim(1.0, unit=UNIT)  # bare: its participations are those of the audit's schedule
+        items = observer_items(self.scale)
+        run = FinishedRun(noise=self._noise, accounted=accounted, items=items, warnings=warnings)
+        return self.conclude_models(claim, run, task=task)
 
 
 class Observer:
@@ -46,14 +69,12 @@ class Observer:
             raise ValueError(
                 "noise_multiplier needs clip_norm and participants too: the noise's std follows from all three"
             )
-        self.audit, self._evaluate = audit, evaluate_fn
+        self._evaluate = evaluate_fn
         self._clip_norm = None if clip_norm is None else positive("clip_norm", clip_norm)
         self._participants = None if participants is None else whole_number("participants", participants, minimum=1)
         self._noise = None if noise_multiplier is None else nonnegative("noise_multiplier", noise_multiplier)
         self._present = present or self._default_present
-        self._scale = 1.0
-        self._recorder: Recorder | None = None
-        audit.finish_with(self.finish)
+        self.audit = ObserverAudit(audit, clip_norm=self._clip_norm, noise=self._noise)
 
     def announce(
         self,
@@ -70,59 +91,38 @@ class Observer:
         """
         if self._clip_norm is None:
             raise ValueError("a canary is as long as the clip norm: give Observer(..., clip_norm=)")
-        self._scale = positive("scale", CLIP_SCALE if scale is None else scale)
+        self.audit.scale = positive("scale", CLIP_SCALE if scale is None else scale)
         return Announcement.of(
-            self.audit,
+            self.audit.core,
             clip_norm=self._clip_norm,
-            scale=self._scale,
+            scale=self.audit.scale,
             left_out=Layout.of(as_record(initial)).left_out,
-            seed=checked_seed(self.audit, seed),
+            seed=checked_seed(self.audit.core, seed),
             partitions=checked_partitions(canary_partitions),
         ).to_config()
 
     def __call__(self, server_round: int, arrays: Any, *rest: Any) -> Any:
         model = as_record(arrays)
-        if self._recorder is None:
-            config = {
-                "trainer": "flower",
-                "privacy": {"clip_norm": self._clip_norm or 0.0, "noise_multiplier": self._noise or 0.0},
-                "canaries": {"count": self.audit.settings.canaries, "mode": "observer"},
-            }
-            self._recorder = Recorder(self.audit, model, config)
-            for text in self._recorder.layout.warnings:
+        if not self.audit.has_begun:
+            self.audit.begin(model)
+            for text in self.audit.layout.warnings:
                 logger.warning("%s", text)
         if server_round > 0:
             clip_norm = None
             if self._clip_norm is not None and self._participants is not None:
                 clip_norm = self._clip_norm / self._participants  # in the units of the model delta, an average
-            self._recorder.observe(
+            self.audit.observe(
                 server_round,
                 model,
-                np.fromiter(self._present(self._recorder.number(server_round)), dtype=np.int32),
+                np.fromiter(self._present(self.audit.number(server_round)), dtype=np.int32),
                 noise_std=None if self._noise is None or clip_norm is None else self._noise * clip_norm,
                 canary_norm=clip_norm,
-                scale=self._scale,
+                scale=self.audit.scale,
                 clip_norm=self._clip_norm,
             )
         return None if self._evaluate is None else self._evaluate(server_round, arrays, *rest)
 
-    def finish(self, *, claim: Claim | float | None = None, task: str | None = None) -> AuditResult:
-        """Observe the final model, and return the result. If the audit has a directory, it is also written there."""
-        if self._recorder is None:
-            raise ValueError("no model was observed: pass this observer to start() as evaluate_fn")
-        warnings = [*self._recorder.layout.warnings, f"known-others was left out: {UNKNOWN_TO_OBSERVER}"]
-        logger.warning("%s", warnings[-1])
-        items = observer_items(self._scale)
-        return self._recorder.finish(
-            claim,
-            accounted=Claim(1.0, unit=UNIT),  # bare: its participations are those of the audit's schedule
-            noise_multiplier=self._noise,
-            task=task,
-            audited=items,
-            warnings=warnings,
-        )
-
     def _default_present(self, round_number: int) -> Iterable[int]:
         if self.audit.settings.rounds is not None:
-            return [int(index) for index in self.audit.canaries_in_round(round_number)]
+            return [int(index) for index in self.audit.core.canaries_in_round(round_number)]
         return range(self.audit.settings.canaries)

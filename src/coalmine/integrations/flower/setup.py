@@ -70,5 +70,5 @@ def audited(
     made = AuditedStrategy(
         strategy, set_up_audit(layers, **audit_settings), mode, seed=announced, scale=scale, **settings
     )
-    watch_noise(made.audit, on_violation, made.noise_multiplier)
+    watch_noise(made.audit.core, on_violation, made.noise_multiplier)
     return made

@@ -18,12 +18,9 @@ from coalmine.integrations.flower.canary_clients import (
     checked_partitions,
     checked_seed,
 )
-from coalmine.integrations.flower.claims import read_claim
 from coalmine.integrations.flower.examination import Examiner
-from coalmine.integrations.flower.exposures import participations_item, watch_one_round, whole_run_claim
-from coalmine.integrations.flower.ledger import NodeLedger
+from coalmine.integrations.flower.exposures import watch_one_round
 from coalmine.integrations.flower.modes import (
-    NO_CANARY,
     CanaryClients,
     CanarySource,
     ExtraReplies,
@@ -31,31 +28,19 @@ from coalmine.integrations.flower.modes import (
     ReplacedReplies,
     growth,
 )
-from coalmine.integrations.flower.recorder import Recorder
 from coalmine.integrations.flower.replies import (
     DroppedReply,
     RoundReplies,
     copy_config,
-    describe_dropped,
     refuse_most_dropped,
     sort_replies,
 )
-from coalmine.integrations.flower.scope import (
-    SAMPLER,
-    adaptive_clip_warning,
-    clipping_item,
-    others_item,
-    tensors_item,
-)
 from coalmine.integrations.flower.sent_round import SentRound
-from coalmine.integrations.flower.server_checkpoint import Checkpoint, load_checkpoint, save_checkpoint
-from coalmine.integrations.flower.warning_log import WarningLog, logger
+from coalmine.integrations.flower.strategy_audit import StrategyAudit
+from coalmine.integrations.flower.warning_log import logger
 from coalmine.integrations.flower.weights import Averaged, reply_weights
 from coalmine.integrations.flower.wrapped import Wrapped
 from coalmine.integrations.setup import CLIP_SCALE, positive, refuse_finished
-from coalmine.result.audit_result import AuditResult
-from coalmine.verdict.claim import Claim
-from coalmine.verdict.coverage import AuditedItem
 
 DEPLOYED = ("HttpGrid", "GrpcGrid")  # by name: simulations have an InMemoryGrid, and flwr.superlink is not public
 
@@ -115,35 +100,26 @@ class AuditedStrategy(Strategy):
             raise ValueError(
                 f"canary_partitions and seed are for mode 'client', where clients are canaries, not {mode!r}"
             )
-        self.strategy, self.audit, self.mode = strategy, audit, mode
+        self.strategy, self.mode = strategy, mode
         self.wrapped = Wrapped(strategy, clip_norm=clip_norm, noise_multiplier=noise_multiplier)
         self._scale = _canary_scale(scale, mode, self.wrapped)
-        self._warnings = WarningLog()
-        self.ledger = NodeLedger(audit, self.wrapped, self._warnings)
-        self._others_left_out = self.wrapped.why_no_others(known_others=known_others)
-        self._designation = Designation(audit, canary_nodes)
-        self._seed = checked_seed(audit, seed)
-        self._source = self._new_source(checked_partitions(canary_partitions), rng)
-        self._examiner = Examiner(
-            audit,
-            self.wrapped,
-            self._source,
-            scale=self._scale,
-            others=self._others_left_out is None,
-            warnings=self._warnings,
+        self._designation, self._seed = Designation(audit, canary_nodes), checked_seed(audit, seed)
+        self._source: CanarySource
+        common = audit, self.wrapped, self._designation, self._scale
+        if mode == "client":
+            self._source = CanaryClients(*common, seed=self._seed, partitions=checked_partitions(canary_partitions))
+        else:
+            self._source = ReplacedReplies(*common) if mode == "replace" else ExtraReplies(*common, rng=rng)
+        left_out = self.wrapped.why_no_others(known_others=known_others)
+        self.audit = StrategyAudit(
+            audit, self.wrapped, self._source, mode=mode, scale=self._scale, others_left_out=left_out
         )
-        self._recorder: Recorder | None = None
+        self.ledger, self._warnings = self.audit.ledger, self.audit.warnings
+        self._examiner = Examiner(self.audit, self._source)
         self._sent: SentRound | None = None
         self._evaluated: tuple[Message, ...] = ()  # the messages of this round's evaluation
         self._warn_of_strategy()
         watch_one_round(audit)
-        audit.finish_with(self.finish)
-
-    def _new_source(self, partitions: range | None, rng: np.random.Generator | None) -> CanarySource:
-        common = self.audit, self.wrapped, self._designation, self._scale
-        if self.mode == "client":
-            return CanaryClients(*common, seed=self._seed, partitions=partitions, warnings=self._warnings)
-        return ReplacedReplies(*common) if self.mode == "replace" else ExtraReplies(*common, rng=rng)
 
     # Flower's interface
 
@@ -161,12 +137,12 @@ class AuditedStrategy(Strategy):
 
         `initial_arrays` may also be a torch Module or a state_dict.
         """
-        refuse_finished(self.audit)
+        refuse_finished(self.audit.core)
         self._check_secrecy(grid)
-        done, arrays = self._resume(as_record(initial_arrays))
-        self._recorder = self._new_recorder(arrays)
+        done, arrays = self.audit.resume(as_record(initial_arrays))
+        self.audit.begin(arrays)
         remaining = max(num_rounds - done, 0)
-        evaluate = None if evaluate_fn is None else self._with_accuracy(evaluate_fn)
+        evaluate = None if evaluate_fn is None else self.audit.with_accuracy(evaluate_fn)
         result = super().start(grid, arrays, remaining, timeout, train_config, evaluate_config, evaluate)
         if not remaining:
             result.arrays = arrays
@@ -176,10 +152,10 @@ class AuditedStrategy(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """The wrapped strategy's messages; in mode "client" they carry the announcement for canary clients."""
-        if self._recorder is None:
-            self._recorder = self._new_recorder(arrays)
-        clip_norm, number = self.wrapped.clip_norm, self._recorder.number(server_round)
-        layout, current = self._recorder.layout, self._recorder.current
+        if not self.audit.has_begun:
+            self.audit.begin(arrays)
+        clip_norm, number = self.wrapped.clip_norm, self.audit.number(server_round)
+        layout, current = self.audit.layout, self.audit.current
         extended = copy_config(config)  # Flower logs the caller's config, and the announcement may hold the seed
         if isinstance(self._source, CanaryClients):
             self._source.announce(extended, clip_norm=clip_norm, left_out=layout.left_out, round_number=number)
@@ -195,8 +171,8 @@ class AuditedStrategy(Strategy):
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """The wrapped strategy's aggregation, with canaries in the replies. The audit observes the new model."""
-        recorder, sent = self._recorder, self._sent
-        if recorder is None or sent is None:
+        sent = self._sent
+        if sent is None:
             raise ValueError("aggregate_train was called before configure_train")
         found = self._sort(replies, sent.messages, sent.number, sent.model)
         self.ledger.add_failures(sent.number, found.failed)
@@ -209,11 +185,11 @@ class AuditedStrategy(Strategy):
         grown = growth(self.wrapped, found.good, extra)
         kept = Fraction(len(found.good), len(found.good) + found.lost) if found.good else Fraction(1)
         arrays, metrics = self.wrapped.aggregate(server_round, [*found.good, *found.failed, *extra], grown * kept)
-        noise, divisor = self.noise_multiplier, float(len(found.good) * grown)
+        noise, divisor = self.wrapped.noise_multiplier, float(len(found.good) * grown)
         released = arrays is not None
         if released:
             self.ledger.add_release(averaged, (noise or 0.0) / divisor)
-        recorder.observe(
+        self.audit.observe(
             server_round,
             arrays,
             np.array(sorted(canaries) if released else [], dtype=np.int32),
@@ -227,7 +203,7 @@ class AuditedStrategy(Strategy):
             lost_canaries=0 if released else len(canaries),
             clip_norm=sent.clip_norm,
         )
-        self._save(server_round, arrays)
+        self.audit.save(server_round, sent.model if arrays is None else arrays)
         return arrays, metrics
 
     def configure_evaluate(
@@ -240,7 +216,7 @@ class AuditedStrategy(Strategy):
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """The wrapped strategy's aggregation, without bad replies."""
-        number = server_round if self._recorder is None else self._recorder.number(server_round)
+        number = self.audit.number(server_round) if self.audit.has_begun else server_round
         found = self._sort(replies, self._evaluated, number, None)
         self.ledger.add_dropped(found.dropped)
         refuse_most_dropped(found)
@@ -255,7 +231,7 @@ class AuditedStrategy(Strategy):
         self, replies: Iterable[Message], messages: tuple[Message, ...], number: int, model: ArrayRecord | None
     ) -> RoundReplies:
         """A round's replies, sorted into good, failed and bad ones by their form."""
-        buffers = () if self._recorder is None else self._recorder.layout.left_out
+        buffers = self.audit.layout.left_out if self.audit.has_begun else ()
         return sort_replies(replies, messages, number, self.wrapped, model=model, buffers=buffers)
 
     def _averaged(self, replies: list[Message], canaries: dict[int, Message]) -> Averaged:
@@ -263,8 +239,6 @@ class AuditedStrategy(Strategy):
         equal = self.wrapped.ignores_weights
         weights = [1.0] * len(replies) if equal else reply_weights(replies, self.wrapped.weight_key)
         return Averaged(replies, weights, canaries)
-
-    # The result
 
     @property
     def noise_multiplier(self) -> float | None:
@@ -276,127 +250,11 @@ class AuditedStrategy(Strategy):
         """The bad replies so far."""
         return self.ledger.dropped
 
-    def finish(self, *, claim: Any = None, task: str | None = None) -> AuditResult:
-        """Observe the final model, and return the result. If the audit has a directory, it is also written there.
-
-        `task` is the name of the training task. Give a `claim` only if the audit was made without one.
-        """
-        if self._recorder is None:
-            raise ValueError("there is nothing to finish: call start() first")
-        self._warn_of_rounds()
-        noise, seen = self.noise_multiplier, self.ledger.exposures
-        more: dict[str, Any] = seen.entries(self.audit, noise, equal_weights=not self.ledger.weights_differ)
-        late = read_claim(claim, self.audit.settings.delta)
-        completed = whole_run_claim(self.audit.claim or late, self.audit, seen)
-        spent = self.wrapped.spent
-        if spent is not None:
-            more["accounted_epsilon"] = float(spent.epsilon)
-            logger.info("Flower's accountant: epsilon %.4g at delta %g", spent.epsilon, spent.delta)
-        self._recorder.first_failure = next(iter(self.ledger.failures), None)
-        return self._recorder.finish(
-            late,
-            completed=completed,
-            noise_multiplier=noise,
-            task=task,
-            weight=seen.heaviest_weight(noise) if completed is not None and completed.amplified else 1.0,
-            sampler_observed=self._source.one_each,
-            audited=self.audited_items(completed),
-            pipeline=self.wrapped.facts,
-            warnings=[*self._warnings.texts, *describe_dropped(self.dropped)],
-            **more,
-        )
-
-    def audited_items(self, claim: Claim | None = None) -> list[AuditedItem]:
-        """The parts of the pipeline that this audit has checked so far or not, each with its reason."""
-        tensors = tensors_item(len(self.audit.settings.layers), self._others_left_out)
-        amplified = claim is not None and claim.amplified
-        times = None if amplified else participations_item(claim, self.ledger.exposures)
-        items = (
-            clipping_item(self.mode, self.wrapped, self._scale),
-            self.ledger.ratio.item,
-            others_item(self._others_left_out),
-            tensors,
-            times,
-            SAMPLER,
-        )
-        return [item for item in items if item is not None]
-
-    def _warn_of_rounds(self) -> None:
-        """Warn of what the rounds showed about the whole run."""
-        unreported = isinstance(self._source, CanaryClients) and not self._source.reported and not self.ledger.failures
-        if unreported and not any(entry.present.size for entry in self.audit.log.observed):
-            self._warnings.add(NO_CANARY)
-        if self.ledger.frozen and self.wrapped.adds_noise:
-            self._warnings.add(
-                f"no real client changed {', '.join(self.ledger.frozen)}, but Flower adds noise to every array: if they are "
-                "frozen parameters or buffers, do not send them with the model"
-            )
-        if self._others_left_out is not None:
-            self._warnings.add(f"known-others was left out: {self._others_left_out}")
-        adaptive = adaptive_clip_warning(self.audit, self.wrapped)
-        if adaptive is not None:
-            self._warnings.add(adaptive)
-
-    # Setup and restarts
-
-    def _new_recorder(self, arrays: ArrayRecord) -> Recorder:
-        privacy: dict[str, Any] = {"clip_norm": self.wrapped.clip_norm, "delta": self.audit.settings.delta}
-        if self.noise_multiplier is not None:
-            privacy["noise_multiplier"] = self.noise_multiplier
-        config = {
-            "trainer": "flower",
-            "strategy": self.wrapped.names,
-            "privacy": privacy,
-            "canaries": {"count": self.audit.settings.canaries, "mode": self.mode, "scale": self._scale},
-        }
-        recorder = Recorder(self.audit, arrays, config)
-        for text in recorder.layout.warnings:
-            self._warnings.add(text)
-        if self.audit.directory is not None and self.audit.last_round:
-            self.ledger.restore_rounds(self.audit.directory.read_metrics())
-        return recorder
-
-    def _resume(self, initial: ArrayRecord) -> tuple[int, ArrayRecord]:
-        """The number of finished rounds and the model after them. The audit rewinds to that round."""
-        saved = None
-        if self.audit.directory is not None:
-            saved = load_checkpoint(self.audit.directory.path, recorded_rounds=self.audit.last_round)
-        done, arrays, state, seen = saved or Checkpoint(0, initial, {}, {})
-        self.ledger.restore_exposures(seen)
-        self.audit.rewind_to(done)
-        if done:
-            logger.info("resuming after round %d", done)
-            for text in self.wrapped.resume(state, done):
-                self._warnings.add(text)
-        return done, arrays
-
-    def _save(self, server_round: int, arrays: ArrayRecord | None) -> None:
-        model = arrays if arrays is not None or self._sent is None else self._sent.model
-        if self.audit.directory is None or self._recorder is None or model is None:
-            return
-        self.audit.flush(sync=True)  # a checkpoint must never be ahead of the audit, even after a power cut
-        number, seen = self._recorder.number(server_round), self.ledger.exposures.to_arrays()
-        save_checkpoint(self.audit.directory.path, number, model, self.wrapped.state, seen)
-
-    def _with_accuracy(
-        self, evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None]
-    ) -> Callable[[int, ArrayRecord], MetricRecord | None]:
-        """The user's function, which also records the accuracy that it returns."""
-
-        def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
-            metrics = evaluate_fn(server_round, arrays)
-            accuracy = None if metrics is None else metrics.get("accuracy")
-            if self._recorder is not None and server_round and isinstance(accuracy, int | float):
-                self._recorder.add_accuracy(server_round, float(accuracy))
-            return metrics
-
-        return evaluate
-
     def _check_secrecy(self, grid: Grid) -> None:
         """In a deployment, reject a guessable seed, and warn if the seed is announced to every client."""
         if not any(kind.__name__ in DEPLOYED for kind in type(grid).__mro__):
             return
-        if self.audit.seed_is_guessable:
+        if self.audit.core.seed_is_guessable:
             raise ValueError(f"the seed of a deployment {STRONG}: give seed_file=, made with: coalmine seed FILE")
         if self._seed is not None:
             self._warnings.add(

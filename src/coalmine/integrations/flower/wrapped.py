@@ -1,5 +1,6 @@
 """The wrapped strategy: its clip, its noise, and how it averages."""
 
+import copy
 from fractions import Fraction
 from typing import Any
 
@@ -38,13 +39,22 @@ class Wrapped:
         while (inner := getattr(chain[-1], "strategy", None)) is not None:
             chain.append(inner)
         self.strategy, self.innermost = strategy, chain[-1]
-        self.private = next((each for each in chain if isinstance(each, (*SERVER_CLIP, *CLIENT_CLIP))), None)
+        self.private: Any = next((each for each in chain if isinstance(each, (*SERVER_CLIP, *CLIENT_CLIP))), None)
         if self.private is None and clip_norm is None:
             raise ValueError(
                 "no DifferentialPrivacy… wrapper was found: give clip_norm, the length of a canary's update"
             )
         self._clip_norm = None if clip_norm is None else positive("clip_norm", clip_norm)
         self._noise = None if noise_multiplier is None else nonnegative("noise_multiplier", noise_multiplier)
+
+    def copied(self, *, silent: bool = False) -> "Wrapped":
+        """A copy that aggregates as this one would, without the user's metrics and, if `silent`, without Flower's noise."""
+        twin = Wrapped(copy.deepcopy(self.strategy), clip_norm=self._clip_norm, noise_multiplier=self._noise)
+        if hasattr(twin.innermost, "train_metrics_aggr_fn"):
+            twin.innermost.train_metrics_aggr_fn = lambda *_: MetricRecord()
+        if silent and twin.private is not None:
+            twin.private.noise_multiplier = 0.0
+        return twin
 
     @property
     def names(self) -> list[str]:
@@ -77,6 +87,11 @@ class Wrapped:
     def clips_on_clients(self) -> bool:
         """Whether clients must clip."""
         return isinstance(self.private, CLIENT_CLIP)
+
+    @property
+    def is_adaptive(self) -> bool:
+        """Whether the clip norm follows the clients' updates."""
+        return hasattr(self.private, "clip_norm_lr")
 
     @property
     def has_accountant(self) -> bool:
@@ -164,5 +179,5 @@ class Wrapped:
         """Facts about the pipeline for the result, if Flower's own wrapper adds the noise."""
         if self.private is None:
             return {}
-        adaptive = "Adaptive" in type(self.private).__name__
-        return {"trust_model": "central", "clipping": "adaptive" if adaptive else "fixed"}  # the server adds the noise
+        clipping = "adaptive" if self.is_adaptive else "fixed"
+        return {"trust_model": "central", "clipping": clipping}  # the server adds the noise

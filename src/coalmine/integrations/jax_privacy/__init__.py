@@ -26,7 +26,8 @@ except ImportError as error:
 from coalmine.integrations.jax_privacy.claims import known_steps_claim
 from coalmine.integrations.jax_privacy.model_tree import named_leaves
 from coalmine.integrations.jax_privacy.noise import banded_noise
-from coalmine.integrations.jax_privacy.privatizer import AuditedPrivatizer, AuditState
+from coalmine.integrations.jax_privacy.privatizer import AuditedPrivatizer
 from coalmine.integrations.jax_privacy.setup import audited
+from coalmine.integrations.jax_privacy.state import AuditState
 
 __all__ = ["AuditState", "AuditedPrivatizer", "audited", "banded_noise", "known_steps_claim", "named_leaves"]

@@ -12,9 +12,10 @@ class ModelTree:
     """The structure of a model, and the names of its arrays."""
 
     def __init__(self, params: Any) -> None:
-        leaves, self._structure = jax.tree_util.tree_flatten_with_path(params)
+        leaves, structure = jax.tree_util.tree_flatten_with_path(params)
         if not leaves:
             raise ValueError("params must hold the arrays of the model, got an empty tree")
+        self._structure: Any = structure
         self._names = [jax.tree_util.keystr(path, simple=True, separator="/") or "parameters" for path, _ in leaves]
         self.arrays: dict[str, Any] = dict(zip(self._names, (leaf for _, leaf in leaves), strict=True))
 

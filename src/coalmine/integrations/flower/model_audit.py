@@ -1,6 +1,7 @@
-"""Records a sequence of global models: each round for the audit, with its line of metrics, and the final model."""
+"""The audit of a sequence of global models: each round with its line of metrics, and the final model."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,8 @@ from flwr.app import Array
 from coalmine.audit import Audit
 from coalmine.integrations.flower.arrays import Layout, Row, load_row, save_row
 from coalmine.integrations.flower.warning_log import logger
-from coalmine.integrations.journal import Journal
+from coalmine.integrations.framework_audit import FrameworkAudit
+from coalmine.integrations.recorder import FinishedRun, Trainer
 from coalmine.integrations.setup import refuse_finished
 from coalmine.measure.schedule import Indices
 from coalmine.result.audit_result import AuditResult
@@ -18,26 +20,36 @@ from coalmine.verdict.claim import Claim
 INITIAL, FINAL = "audit/initial.npy", "model.npy"
 
 
-class Recorder:
-    """Records the global model from round to round. Round numbers continue those in the audit's directory."""
+class ModelAudit(FrameworkAudit):
+    """Audits the global model from round to round. Round numbers continue those in the audit's directory."""
 
-    def __init__(self, audit: Audit, initial: Mapping[str, Array], config: Mapping[str, Any]) -> None:
-        refuse_finished(audit)
-        self.audit = audit
-        self.layout = Layout.of(initial)
-        if self.layout.dim != audit.settings.dim:
-            raise ValueError(
-                f"the audit must have dim = {self.layout.dim}, the model's number of floating-point values, got {audit!r}"
-            )
-        self._journal = Journal(audit, config)
+    trainer = Trainer("flower", "flwr", "client")
+    layout: Layout  # of the first model, set by `begin`
+    current: Row
+
+    def __init__(self, core: Audit, *, privacy: dict[str, float], canaries: dict[str, Any], **config: Any) -> None:
+        super().__init__(core, privacy=privacy, canaries=canaries, **config)
         self.first_failure: str | None = None  # reason of the first failed reply
-        self._earlier_rounds = audit.last_round
+        self.has_begun = False
+        self._accuracy: float | None = None
+
+    def begin(self, initial: Mapping[str, Array]) -> None:
+        """Start, or resume after the rounds in the directory, with the model that is trained from here."""
+        core = self.core
+        refuse_finished(core)
+        self.layout = Layout.of(initial)
+        if self.layout.dim != core.settings.dim:
+            raise ValueError(
+                f"the audit must have dim = {self.layout.dim}, the model's number of floating-point values, got {core!r}"
+            )
+        self._earlier_rounds = core.last_round
         self.current = self.layout.row(initial)
         self._initial = self._first_model()
         self._tally: dict[str, int] = {}
-        self._accuracy: float | None = None
-        if audit.directory is not None and self._earlier_rounds:
-            self._count(audit.directory.read_metrics())
+        if core.directory is not None:
+            core.directory.rewind_metrics_to(core.last_round)
+            self._count(core.directory.read_metrics())
+        self.has_begun = True
 
     def number(self, server_round: int) -> int:
         """The audit's number of a round. Flower counts from 1 after every start."""
@@ -71,7 +83,7 @@ class Recorder:
         skipped = not delta.any()
         if skipped or (others is not None and np.array_equal(delta, others)):  # there is neither noise nor a canary
             others = None
-        self.audit.observe_round(
+        self.core.observe_round(
             number,
             delta,
             present=present,
@@ -83,36 +95,33 @@ class Recorder:
         )
         self.current = new
         line = {"skipped": int(skipped), **counts}
-        self._journal.add_round(number, canaries=len(present), **line)
+        self.recorder.add_round(number, canaries=len(present), **line)
         self._count([line])
 
     def add_accuracy(self, server_round: int, value: float) -> None:
         """Record the accuracy that the user's own evaluation measured after a round."""
         self._accuracy = value
-        self._journal.add_round(self.number(server_round), accuracy=value)
+        self.recorder.add_round(self.number(server_round), accuracy=value)
 
-    def finish(self, claim: Claim | float | None, *, noise_multiplier: float | None, **more: Any) -> AuditResult:
-        """Observe the final model, then return and write the result. `more` are arguments of `Journal.finish`."""
+    def conclude_models(self, claim: Claim | float | None, run: FinishedRun, *, task: str | None) -> AuditResult:
+        """Observe the final model, then judge the claim, and return and write the result."""
         self._check_model_changed()
-        self.audit.rewind_to(self.audit.last_round)  # drop the final model of an earlier call
-        self.audit.observe_final(self.current, initial=self._initial)
-        if self.audit.directory is not None:
-            save_row(self.audit.directory.path / FINAL, self.current)
+        self.core.rewind_to(self.core.last_round)  # drop the final model of an earlier call
+        self.core.observe_final(self.current, initial=self._initial)
+        if self.core.directory is not None:
+            save_row(self.core.directory.path / FINAL, self.current)
         if any(self._tally.values()):
             counts = ", ".join(f"{name.replace('_', ' ')} {count}" for name, count in self._tally.items())
             logger.warning("the audit missed something: %s", counts)
-        entries: dict[str, Any] = {"missed": dict(self._tally)}
-        if noise_multiplier is not None:
-            entries["noise_multiplier"] = noise_multiplier
-        if self._accuracy is not None:
-            entries["accuracy"] = self._accuracy
-        return self._journal.finish(claim, noise=noise_multiplier, **entries, **more)
+        known = if_known("noise_multiplier", run.noise) | if_known("accuracy", self._accuracy)
+        entries = {"missed": dict(self._tally), **known, **run.entries}
+        return self.conclude(claim, replace(run, entries=entries), task=task)
 
     def _check_model_changed(self) -> None:
         """Raise an error if no round changed the model, with the reason of the first failed reply."""
         if not np.array_equal(self.current, self._initial):
             return
-        rounds = len(self.audit.log.numbers)
+        rounds = len(self.core.log.numbers)
         if rounds == 0:
             raise ValueError("an audit needs at least one round, got none: start() with num_rounds of 1 or more")
         reason = self.first_failure or "look for errors in the clients' logs"
@@ -120,9 +129,9 @@ class Recorder:
 
     def _first_model(self) -> Row:
         """The model before round 1; after a restart, from the directory."""
-        if self.audit.directory is None:
+        if self.core.directory is None:
             return self.current
-        path = self.audit.directory.path / INITIAL
+        path = self.core.directory.path / INITIAL
         if self._earlier_rounds and path.exists():
             return load_row(path, self.current)
         save_row(path, self.current)
@@ -132,3 +141,8 @@ class Recorder:
         for line in lines:
             for name in ("skipped", "failed", "missing", "dropped", "lost_canaries"):
                 self._tally[name] = self._tally.get(name, 0) + int(line.get(name, 0))
+
+
+def if_known(name: str, value: float | None) -> dict[str, float]:
+    """An entry, or none if the value is None."""
+    return {} if value is None else {name: value}
