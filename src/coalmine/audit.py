@@ -13,7 +13,7 @@ from coalmine.canaries.seeds import is_guessable
 from coalmine.estimators.correlated import CorrelatedNoise
 from coalmine.estimators.sampling import Sampling
 from coalmine.evidence.ladder import RUNGS
-from coalmine.log.commitment import Statement
+from coalmine.log.commitment import Precommitment
 from coalmine.log.rounds_file import RoundLog
 from coalmine.log.run_directory import RunDirectory
 from coalmine.log.shared_log import open_run
@@ -555,10 +555,10 @@ class _Arguments:
         return None if self.claim is None else self.claim.to_dict()
 
     @property
-    def statement(self) -> Statement:
+    def statement(self) -> Precommitment:
         """What the audit commits to besides its settings, unless its directory holds an earlier statement."""
         guessable = is_guessable(self.seed)
-        return Statement(claim=self.stated_claim, demonstration=guessable, watched=self.on_violation is not None)
+        return Precommitment(claim=self.stated_claim, demonstration=guessable, watched=self.on_violation is not None)
 
 
 @dataclass(frozen=True)

@@ -19,9 +19,9 @@ from coalmine.canaries import BlockedCanaries, RotatedCanaries, SphereCanaries
 from coalmine.canaries.secret import secret_seed
 from coalmine.canaries.seeds import is_guessable
 from coalmine.evidence.ladder import presented_times
-from coalmine.log.commitment import COMMITMENT_VERSION, TOLERANCE, Statement, alike
+from coalmine.log.commitment import COMMITMENT_VERSION, TOLERANCE, Precommitment, json_equal
 from coalmine.log.files import json_ready, open_regular
-from coalmine.log.mapped_rounds import Rounds
+from coalmine.log.mapped_rounds import LogReader
 from coalmine.log.result_file import PIPELINE_ITEMS, logged_entries
 from coalmine.log.round_schema import check_fit
 from coalmine.log.rounds_file import DIGEST
@@ -70,8 +70,8 @@ class _Evidence:
     """The content of the directory, read once."""
 
     settings: Settings
-    statement: Statement
-    log: Rounds
+    statement: Precommitment
+    log: LogReader
     stored: dict[str, Any]
     config: dict[str, Any] | None  # None unless it was committed to
     config_sha256: str | None
@@ -198,7 +198,7 @@ def _claim(known: _Evidence) -> Check:
 def _differs(promised: dict[str, Any], judged: Claim) -> list[str]:
     """The fields in which a claim differs from the one that was made before round 1."""
     fields = judged.to_dict()
-    return [name for name in sorted(fields | promised) if not alike(fields.get(name), promised.get(name))]
+    return [name for name in sorted(fields | promised) if not json_equal(fields.get(name), promised.get(name))]
 
 
 def _may_be_completed(made: Claim, judged: Claim, settings: Settings) -> bool:
@@ -302,7 +302,7 @@ def _not_drawn(known: _Evidence) -> list[int]:
     ]
 
 
-def _initial_file(path: Path, statement: Statement, given: Path | None) -> Path | None:
+def _initial_file(path: Path, statement: Precommitment, given: Path | None) -> Path | None:
     """The file of the initial model: the one that is given, or the directory's own, if the audit committed to it."""
     own = path / INITIAL
     return own if given is None and statement.initial_sha256 is not None and own.exists() else given
@@ -466,7 +466,7 @@ def _tied_to_model(
     return Check("sum", True, f"{detail}, which leads from the initial to the final model")
 
 
-def _weighted_sum(log: Rounds, momentum: float) -> Floats | None:
+def _weighted_sum(log: LogReader, momentum: float) -> Floats | None:
     """The sum of the rounds along all canaries; a server with momentum adds each round again with decreasing weight."""
     last = max(log.numbers, default=0)
     total: Floats | None = None
@@ -487,18 +487,18 @@ def _trainer(known: _Evidence) -> Check:
     stored, noted = known.stored, known.log.outcome
     facts, entries = dict(known.statement.facts), logged_entries(stored, stored)
     items = facts.pop(PIPELINE_ITEMS, None)
-    early = [name for name, value in facts.items() if not alike(entries.get(name), value)]
+    early = [name for name, value in facts.items() if not json_equal(entries.get(name), value)]
     if isinstance(items, dict):
         now = entries[PIPELINE_ITEMS]
         decided = _decided_by_audit(stored)  # the audit itself may have tested the sampler since
-        early += [name for name in {*items, *now} - decided if not alike(items.get(name), now.get(name))]
+        early += [name for name in {*items, *now} - decided if not json_equal(items.get(name), now.get(name))]
     if early:
         return Check(
             "trainer", False, f"result.json differs in {', '.join(early)} from what was committed to before round 1"
         )
     if noted is None:
         return Check("trainer", None, "the log does not end with the trainer's own entries, such as the accuracy")
-    changed = [name for name, value in noted.items() if name not in entries or not alike(entries[name], value)]
+    changed = [name for name, value in noted.items() if name not in entries or not json_equal(entries[name], value)]
     if changed:
         return Check("trainer", False, f"result.json differs in {', '.join(changed)} from what the log ended with")
     if known.statement.config_sha256 is None and known.config_sha256 is not None:
@@ -508,13 +508,13 @@ def _trainer(known: _Evidence) -> Check:
     privacy = (known.config or {}).get("privacy")
     if isinstance(privacy, dict) and "noise_multiplier" in privacy:
         noise, configured = stored.get("noise_multiplier"), privacy["noise_multiplier"]
-        if noise is not None and not alike(noise, configured):
+        if noise is not None and not json_equal(noise, configured):
             return Check(
                 "trainer",
                 False,
                 f"the noise multiplier is {short_repr(noise)} in the result, {short_repr(configured)} in the config",
             )
-    if not alike(stored.get("log_digest"), known.log.digest):
+    if not json_equal(stored.get("log_digest"), known.log.digest):
         return Check("trainer", False, "result.json holds a log digest that differs from the log's")
     late = [name for name in UNCOMMITTED if stored.get(name) is not None and name not in facts]
     if late:
@@ -557,7 +557,7 @@ def _derived(known: _Evidence) -> Check:
     changed = [
         name
         for name in again
-        if not alike(_without_words(stored.get(name)), _without_words(again[name]), abs_tol=TOLERANCE)
+        if not json_equal(_without_words(stored.get(name)), _without_words(again[name]), abs_tol=TOLERANCE)
     ]
     changed = [name for name in changed if name not in DERIVED]
     if result.settings != known.settings:
@@ -598,7 +598,7 @@ def judge_again(path: Path, max_epsilon: float) -> AuditResult:
 
 
 def _derive_again(
-    result: AuditResult, log: Rounds, settings: Settings, *, claim: Claim | None, watched: bool
+    result: AuditResult, log: LogReader, settings: Settings, *, claim: Claim | None, watched: bool
 ) -> AuditResult:
     """The result that follows from a stored log and what the pipeline stated about itself, with this claim."""
     return derive_result(

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from coalmine.argument_checks import short_repr
-from coalmine.log.commitment import alike
+from coalmine.log.commitment import json_equal
 from coalmine.log.files import json_ready, parse_json, read_regular
 from coalmine.report.statement import PrivacyStatement, read_statement
 from coalmine.report.statement_facts import NO_FACTS, Facts, facts_from_dict
@@ -170,5 +170,5 @@ def _differences(actual: Any, expected: Any, path: str = "") -> Iterator[str]:
     elif isinstance(actual, list) and isinstance(expected, list) and len(actual) == len(expected):
         for number, pair in enumerate(zip(actual, expected, strict=True)):
             yield from _differences(*pair, f"{path}[{number}]")
-    elif not alike(actual, expected):
+    elif not json_equal(actual, expected):
         yield f"{path} is {short_repr(actual)} and must be {short_repr(expected)}"
