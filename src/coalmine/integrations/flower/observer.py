@@ -50,9 +50,9 @@ class Observer:
     If nodes are sampled or may fail, use `audited`, which reads the canaries from the replies.
 
     With `clip_norm`, `participants` (the number of updates that a round averages) and `noise_multiplier`, the noise is
-    gauged too: its std is then noise_multiplier·clip_norm/participants. After training, call `audit.finish`. It takes
-    `claim`, unless the audit was made with one, and `task`, the name of the training task. Without a claim, the verdict is
-    never PASS.
+    gauged too: its std is then noise_multiplier·clip_norm/participants. After training, call `observer.audit.finish`. It
+    takes `claim`, unless the audit was made with one, and `task`, the name of the training task. Without a claim, the
+    verdict is never PASS.
     """
 
     def __init__(
