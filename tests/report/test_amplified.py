@@ -78,7 +78,9 @@ def test_every_view_shows_the_three_legs_with_question_and_outcome(runs, paths, 
         assert f"| {leg.title} | {leg.outcome} | {leg.question} |" in text
     assert [leg["outcome"] for leg in as_dict([run])["runs"][0]["legs"]] == ["PASS", "PASS", "VIOLATION"]
     lines = [str(part) for part in screen(Watcher(paths["often"]).look()).renderables]
-    assert any(line.startswith("Sampling: VIOLATION — the sampler does not do what is claimed") for line in lines)
+    assert any(
+        line.startswith("Sampling: VIOLATION — the sampler does not follow the claimed scheme") for line in lines
+    )
 
 
 def test_other_claims_have_no_legs(runs, pages):
