@@ -170,7 +170,7 @@ def test_a_given_audit_can_be_used():
     for batch in ([1, 2, 3], [4, 5]):
         _, state = update(params, privatizer.next_step(state, batch))
     privatizer.next_step(state, [])
-    assert privatizer.audit is own
+    assert privatizer.audit.core is own
     assert [entry.participants for entry in own.log.rounds()] == [3, 2]
     none = {"canaries": None, "seed": None, "delta": None}
     for wrong in (Audit(3_100, **SETTINGS), Audit.for_model({"w": PARAMS["w"]}, **SETTINGS)):

@@ -28,6 +28,7 @@ class ModelAudit(FrameworkAudit):
     current: Row
 
     def __init__(self, core: Audit, *, privacy: dict[str, float], canaries: dict[str, Any], **config: Any) -> None:
+        refuse_finished(core)
         super().__init__(core, privacy=privacy, canaries=canaries, **config)
         self.first_failure: str | None = None  # reason of the first failed reply
         self.has_begun = False
