@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from coalmine.argument_checks import count_of
 from coalmine.evidence.gauges.gauge import MOVED, TRAINED, meaning_of
 from coalmine.verdict.findings.finding import Doubt, Refutation, listed
 
@@ -26,7 +27,7 @@ class GaugeReading:
 
     def left_limits(self) -> str:
         """The clause that says where the gauge left its limits."""
-        where = f" in {self.rounds} rounds, first in round {self.first_round}" if self.rounds else ""
+        where = f" in {count_of(self.rounds, 'round')}, first in round {self.first_round}" if self.rounds else ""
         return f"the {self.described} left {self.limits[0]:.4g} … {self.limits[1]:.4g}{where}"
 
 
