@@ -10,8 +10,10 @@ from scipy import stats
 from weak_coordinates import power
 
 from coalmine import Audit, BandedNoise, RunDirectory, TreeNoise
-from coalmine.evidence.gauges.coordinate_gauge import CoordinateReader
+from coalmine.evidence.gauges.coordinates import Coordinates
+from coalmine.evidence.gauges.gauge import LEVEL
 from coalmine.evidence.gauges.gauge_reader import read_gauges
+from coalmine.evidence.gauges.gauged_rounds import GaugedRounds
 from coalmine.evidence.views import RoundViews
 from coalmine.measure.coordinate_sums import CoordinateSums, Reading
 from coalmine.verification import verify_run
@@ -255,10 +257,10 @@ def test_more_chance_hits_than_the_level_allows_are_a_warning_with_true_limits()
     settings = train(rounds=1).settings
     for count in range(0, 200, 3):
         reading = replace(last_reading(train(rounds=2)), counts=(count // 10, count))
-        reader = CoordinateReader(settings)
+        reader = Coordinates(GaugedRounds(settings, 1))
         item = replace(next(iter(train(rounds=1).log.rounds())), law_coordinates=reading.to_array())
         reader.add(RoundViews(item, None, None, None, None))
-        gauge = {each.name: each for each in reader.gauges()}["weak coordinates"]
+        gauge = {each.name: each for each in reader.results(LEVEL)}["weak coordinates"]
         assert (gauge.status == "ok") == (gauge.smallest <= gauge.limits[1])
         assert gauge.noise_left is None or 0 < gauge.noise_left < 1
         assert math.isfinite(gauge.limits[1])

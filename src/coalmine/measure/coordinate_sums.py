@@ -1,7 +1,7 @@
 """Follow each coordinate over the rounds: the sum of its squared noise, over that of its layer.
 
 One array of the model's size is kept, on the model's device; a round adds one pass over it. The sums are in memory only. The
-log gets their extremes and a few counts (`Reading`), which `coordinate_gauge` tests.
+log gets their extremes and a few counts (`Reading`), which the gauge of coordinates tests.
 """
 
 import hashlib

@@ -1,7 +1,7 @@
 """Measurements of one round's noise vector that distinguish independent Gaussian noise from anything else.
 
 The noise vector is the release of a round without all other updates and without the canaries. Each measurement is a few
-numbers that go into the round's record; `law_gauges` tests them over the whole run. Cheap measurements are taken in every
+numbers that go into the round's record; the gauges test them over the whole run. Cheap measurements are taken in every
 round, the others in those that `ExpensiveRounds` draws. A large model on a GPU is measured in those rounds only.
 """
 
