@@ -46,6 +46,22 @@ def test_poisson_agrees_with_dp_accounting(noise, sampling, delta):
     assert amplified_epsilon(noise, sampling, delta) == pytest.approx(direct, rel=1e-3, abs=1e-3)
 
 
+@pytest.mark.parametrize("noise", [0.4, 1.0, 20.0])
+@pytest.mark.parametrize("probability", [0.0005, 0.1, 0.99])
+def test_a_rounds_losses_are_those_of_dp_accounting(noise, probability):
+    """On the same grid, of which dp-accounting computes one point after another."""
+    from dp_accounting.pld.privacy_loss_distribution import from_gaussian_mechanism
+
+    from coalmine.estimators.amplification.poisson import loss_interval, poisson_pld
+
+    sampling = Poisson(probability, rounds=3)
+    interval = loss_interval(noise, sampling)
+    theirs = from_gaussian_mechanism(noise, value_discretization_interval=interval, sampling_prob=probability)
+    for delta in (1e-3, 1e-6):
+        expected = theirs.self_compose(3).get_epsilon_for_delta(delta)
+        assert poisson_pld(noise, sampling, delta) == pytest.approx(expected, rel=1e-7, abs=1e-9)
+
+
 def test_values_agree_with_published_figures():
     poisson = amplified_epsilon(1.0, Poisson(0.1, 100), 1e-5)
     assert poisson == pytest.approx(7.047, abs=5e-4)
