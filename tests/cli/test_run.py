@@ -311,6 +311,7 @@ def ends_with(code: int, *arguments: object) -> None:
     assert stop.value.code == code
 
 
+@pytest.mark.full
 def test_a_page_that_cannot_be_written_does_not_hide_the_verdict(tmp_path, capsys):
     """The page is the largest file of such a short run: a limit below its size affects only the page."""
     folder, config = tmp_path / "run", tmp_path / "few.toml"
@@ -529,6 +530,7 @@ def test_bad_input_is_one_line(tmp_path, capsys, arguments, message):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.full
 def test_without_torch_the_extra_is_named():
     code = "import sys; sys.modules['torch'] = None; from coalmine.cli.main import main; main(['run'])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

@@ -21,7 +21,10 @@ CODES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", names())
+LONG = {"sampled", "fixed-size", "sampled-twice-as-often", "sampled-own-coin"}  # ask an accountant many times
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.full] * (name in LONG)) for name in names()])
 def test_a_frozen_run_gives_the_same_result_and_texts(name):
     lines, _ = changes(name)
     assert not lines, "\n".join(lines[:40])
