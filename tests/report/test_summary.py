@@ -6,9 +6,9 @@ import json
 import pytest
 from runs import make_run
 
-from coalmine.evidence.gauges.gauge import Gauge
+from coalmine.evidence.gauges.gauge import GaugeResult, statistic_of
 from coalmine.report import read_run
-from coalmine.report.advice import GAUGE_ADVICE, gauge_steps
+from coalmine.report.advice import gauge_steps
 from coalmine.report.markdown import markdown
 from coalmine.report.page import run_page
 from coalmine.report.sentences import QUESTIONS, format_number
@@ -155,8 +155,9 @@ def test_trainer_notes_are_shown_and_small_groups_share_one_line(run):
 
 
 def gauge(name, status):
-    return Gauge(
-        name=name, smallest=0.5, largest=0.6, limits=(0.9, 1.1), flagged=(3, 4),
+    statistic, part = statistic_of(name)
+    return GaugeResult(
+        statistic=statistic, part=part, smallest=0.5, largest=0.6, limits=(0.9, 1.1), flagged=(3, 4),
         status=status, noise_left=0.55 if status == "low" else None,
     )  # fmt: skip
 
@@ -175,7 +176,6 @@ def gauge(name, status):
         (("residual", "pooled residual"), "low", "less noise than stated"),
         (("repeat", "repeat of any"), "low", "seeded again in every round"),
         (("layer a", "layer b"), "low", "The noise is missing or too small there"),
-        (("a gauge of tomorrow",), "warning", "It measures: a gauge of tomorrow"),
     ],
 )
 def test_a_gauge_outside_its_limits_has_advice(run, names, status, words):
@@ -185,14 +185,9 @@ def test_a_gauge_outside_its_limits_has_advice(run, names, status, words):
     assert all(name.removeprefix("layer ") in step for name in names)
     assert "rivacy does not suffer" not in step
     lines = gauge_lines(result)
-    assert lines[0] == f"gauges: 0 of {len(names)} are within their limits"
+    assert lines[0] == "gauges: 0 of 1 are within their limits"
     assert lines[1].startswith(f"gauge {names[0]} is {status}: 0.5 … 0.6, limits 0.9 … 1.1 in 2 rounds")
     assert ("at most 0.55 of the stated noise is left" in lines[1]) == (status == "low")
-
-
-def test_every_gauge_of_a_run_has_advice(run):
-    names = {each.name for each in run.result.gauges if not each.name.startswith("layer ")}
-    assert names <= set(GAUGE_ADVICE)
 
 
 def test_tensors_within_their_limits_are_folded_away(run):

@@ -4,7 +4,7 @@ Every number comes from result.json or from the facts file. This module only put
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -12,7 +12,7 @@ from coalmine.argument_checks import one_line
 from coalmine.argument_checks import short_repr as quoted
 from coalmine.estimators.correlated import TreeNoise
 from coalmine.estimators.mechanism import mechanism_epsilon
-from coalmine.evidence.gauges.gauge import LAYER, Gauge
+from coalmine.evidence.gauges.gauge import GaugeResult
 from coalmine.log.commitment import Commitment
 from coalmine.report.sentences import (
     ATTACKERS,
@@ -82,8 +82,6 @@ ASSUMPTIONS = {  # by audited item: label, and the assumption as a sentence
     "weights": ("weights", "Nobody counts for more than a canary."),
     "tensors": ("tensors", "Every tensor gets its noise."),
 }
-LENGTH_GAUGES = ("noise", "residual", "pooled residual", "difference", "parts of blocks")
-OTHER_GAUGES = ("dilution", "others", "rounding")  # these test no assumption of the accounting
 NO_LEGS = "no separate leg: the claim does not rely on sampling"
 NO_CLAIM = "none: nothing was claimed"
 FALSE_ALARMS = (
@@ -422,16 +420,10 @@ def _assumption_item(sources: Sources, name: str, label: str, sentence: str) -> 
 
 def _contradicted_by(result: AuditResult, name: str) -> str:
     """The evidence of the audit against an assumption; empty if there is none."""
-    is_relevant: dict[str, Callable[[str], bool]] = {
-        "noise level": lambda gauge: gauge in LENGTH_GAUGES,
-        "noise law": lambda gauge: not (gauge in (*LENGTH_GAUGES, *OTHER_GAUGES) or gauge.startswith(LAYER)),
-        "tensors": lambda gauge: gauge.startswith(LAYER),
-    }
     item = _audited_item(result, name)
     if item is not None and item.status == "failed":
         return item.detail
-    outside = [gauge.name for gauge in result.gauges if gauge.status != "ok"]
-    outside = list(filter(is_relevant[name], outside)) if name in is_relevant else []
+    outside = [each.name for each in result.gauges if each.status != "ok" and each.contradicts == name]
     if outside:
         return f"these gauges are outside their limits: {', '.join(outside)}"
     verdict = result.legs.get("noise", result.verdict)
@@ -515,7 +507,7 @@ def _power_item(result: AuditResult) -> Item:
     return _make_item(key, label, text, power)
 
 
-def _gauges_item(gauges: tuple[Gauge, ...]) -> Item:
+def _gauges_item(gauges: tuple[GaugeResult, ...]) -> Item:
     key, label = "evidence.gauges", "gauges of the noise"
     if not gauges:
         return _make_item(key, label, "none: the rounds lack the inputs of the gauges")

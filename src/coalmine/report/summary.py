@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from coalmine.evidence.gauges.gauge import LAYER, Gauge
+from coalmine.evidence.gauges.gauge import GaugeResult, by_gauge, status_of
 from coalmine.report.advice import gauge_steps
 from coalmine.report.sentences import LEGS, format_number, format_rounds, interval_text, shorten
 from coalmine.report.table_rows import TableRow, folded_rows, row_warnings, top_row
@@ -259,24 +259,24 @@ def _checked_words(item: AuditedItem, result: AuditResult) -> str:
 
 def tensor_names(result: AuditResult) -> list[str]:
     """The names of the tensors that have their own gauge."""
-    return [gauge.name.removeprefix(LAYER) for gauge in result.gauges if gauge.name.startswith(LAYER)]
+    return [gauge.part for gauge in result.gauges if gauge.part]
 
 
 def gauge_lines(result: AuditResult) -> list[str]:
     """The number of gauges within their limits, and a line and advice for the others."""
     if not result.gauges:
         return []
-    outside = [gauge for gauge in result.gauges if gauge.status != "ok"]
-    within = len(result.gauges) - len(outside)
-    start = "all" if not outside else f"{within} of"
+    gauges = by_gauge(result.gauges)
+    within = [gauge for gauge, results in gauges.items() if status_of(results) == "ok"]
+    start = "all" if len(within) == len(gauges) else f"{len(within)} of"
     return [
-        f"gauges: {start} {len(result.gauges)} are within their limits",
-        *map(_gauge_line, outside),
+        f"gauges: {start} {len(gauges)} are within their limits",
+        *(_gauge_line(each) for each in result.gauges if each.status != "ok"),
         *gauge_steps(result),
     ]
 
 
-def _gauge_line(gauge: Gauge) -> str:
+def _gauge_line(gauge: GaugeResult) -> str:
     span = format_number(gauge.smallest)
     if gauge.smallest != gauge.largest:
         span += f" … {format_number(gauge.largest)}"

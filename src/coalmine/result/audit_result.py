@@ -2,9 +2,9 @@
 
 import html
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from msgspec import convert
 
@@ -12,7 +12,7 @@ from coalmine.argument_checks import count_of, short_repr
 from coalmine.estimators.gaussian_fit import EpsilonEstimate
 from coalmine.estimators.intervals import Interval
 from coalmine.estimators.mechanism import mechanism_noise
-from coalmine.evidence.gauges.gauge import LAYER, Gauge
+from coalmine.evidence.gauges.gauge import GaugeResult, Status, by_gauge, statistic_of, status_of
 from coalmine.evidence.unknown_round import LossFit
 from coalmine.log.commitment import SCHEMA_VERSION
 from coalmine.measure.settings import Settings
@@ -134,7 +134,7 @@ class AuditResult:
     rounds: int
     skipped: int
     adversaries: dict[str, Adversary]
-    gauges: tuple[Gauge, ...]
+    gauges: tuple[GaugeResult, ...]
     analytical_epsilon: float | None = None
     claim: Claim | None = None
     clients: int | None = None
@@ -202,7 +202,14 @@ class AuditResult:
             "legs": {name: leg.to_dict() for name, leg in self.legs.items()},
             "headline": None if self.headline is None else self.headline.to_dict(),
             "audited": {item.name: item.to_dict() for item in self.audited},
-            "gauges": {gauge.name: gauge.to_dict() for gauge in self.gauges},
+            "gauges": {
+                gauge.name: {
+                    "question": gauge.question(),
+                    "status": status_of(results),
+                    "statistics": {each.name: each.to_dict() for each in results},
+                }
+                for gauge, results in by_gauge(self.gauges).items()
+            },
             "adversaries": {name: adversary.to_dict() for name, adversary in self.adversaries.items()},
             "notes": list(self.notes),
         }
@@ -284,19 +291,16 @@ class AuditResult:
         return texts + list(self.notes)
 
     def _gauge_lines(self) -> list[str]:
-        """A line for each gauge; many layers within their limits share one line."""
-        fine = {gauge.name: gauge for gauge in self.gauges if gauge.name.startswith(LAYER) and gauge.status == "ok"}
-        merged = fine if len(fine) > LISTED_LAYERS else {}
+        """A line for each gauge, with its statistics; many tensors within their limits are counted."""
         lines = []
-        for gauge in self.gauges:
-            if gauge.name in merged:
-                continue
-            where = f" in {count_of(len(gauge.flagged), 'round')}" if gauge.flagged else ""
-            mark = "" if gauge.status == "ok" else f"  <- {gauge.status}{where}"
-            lines.append(f"gauge {gauge.name}: {_span(gauge.smallest, gauge.largest)}{mark}")
-        if merged:
-            span = _span(min(each.smallest for each in merged.values()), max(each.largest for each in merged.values()))
-            lines.append(f"gauges of {len(merged)} layers, all within their limits: {span}")
+        for gauge, results in by_gauge(self.gauges).items():
+            fine = [each for each in results if each.part and each.status == "ok"]
+            merged = fine if len(fine) > LISTED_LAYERS else []
+            texts = [_reading(each) for each in results if each not in merged]
+            if merged:
+                span = _span(min(each.smallest for each in merged), max(each.largest for each in merged))
+                texts.append(f"{len(merged)} layers, all within their limits: {span}")
+            lines.append(f"gauge {gauge.name}: {'; '.join(texts)}")
         return lines
 
     @property
@@ -361,7 +365,7 @@ def _result_of(values: Mapping[str, Any]) -> AuditResult:
         rounds=convert(values["rounds"], int),
         skipped=convert(values["skipped_rounds"], int),
         adversaries={str(name): _adversary(str(name), _mapping(entry)) for name, entry in adversaries.items()},
-        gauges=tuple(_gauge(str(name), _mapping(entry)) for name, entry in _mapping(values["gauges"]).items()),
+        gauges=tuple(_gauge_results(_mapping(values["gauges"]))),
         analytical_epsilon=_maybe(values["analytical_epsilon"]),
         claim=claim,
         clients=convert(values["clients"], int | None),
@@ -466,16 +470,20 @@ def _row(row: Mapping[str, Any]) -> Row:
     return convert(shaped | {"estimate": whole}, Row)
 
 
-def _gauge(name: str, gauge: Mapping[str, Any]) -> Gauge:
-    return Gauge(
-        name=name,
-        smallest=_number(gauge["smallest"]),
-        largest=_number(gauge["largest"]),
-        limits=_two(gauge["limits"]),
-        flagged=convert(gauge["flagged"], tuple[int, ...]),
-        status=convert(gauge["status"], Literal["ok", "low", "warning"]),
-        noise_left=_maybe(gauge["noise_left"]),
-    )
+def _gauge_results(gauges: Mapping[str, Any]) -> Iterator[GaugeResult]:
+    for gauge in gauges.values():
+        for name, entry in _mapping(_mapping(gauge)["statistics"]).items():
+            values, (statistic, part) = _mapping(entry), statistic_of(str(name))
+            yield GaugeResult(
+                statistic=statistic,
+                part=part,
+                smallest=_number(values["smallest"]),
+                largest=_number(values["largest"]),
+                limits=_two(values["limits"]),
+                flagged=convert(values["flagged"], tuple[int, ...]),
+                status=convert(values["status"], Status),
+                noise_left=_maybe(values["noise_left"]),
+            )
 
 
 def _headline(top: Mapping[str, Any]) -> Headline:
@@ -528,6 +536,12 @@ def format_number(value: float) -> str:
 def format_interval(interval: tuple[float, float] | None) -> str:
     """An interval for a table."""
     return "none" if interval is None else f"{format_number(interval[0])} … {format_number(interval[1])}"
+
+
+def _reading(result: GaugeResult) -> str:
+    where = f" in {count_of(len(result.flagged), 'round')}" if result.flagged else ""
+    mark = "" if result.status == "ok" else f" <- {result.status}{where}"
+    return f"{result.name} {_span(result.smallest, result.largest)}{mark}"
 
 
 def _span(smallest: float, largest: float) -> str:
