@@ -56,7 +56,7 @@ def whole_runs() -> float:
         assert group.backend == "nccl", group.backend
         outcome = start(config, Path(folder) / "ranks", ranks=group)
         start(config, Path(folder) / "alone")
-        print(f"digits: {outcome.engine}, through {group.backend}; {outcome.heading()}")
+        print(f"digits: {outcome.trainer.engine}, through {group.backend}; {outcome}")
         one, other = (np.load(Path(folder) / name / "model.npy") for name in ("ranks", "alone"))
     return float(np.linalg.norm(one - other) / np.linalg.norm(other))
 

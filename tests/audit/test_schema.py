@@ -4,11 +4,11 @@ from pathlib import Path
 import jsonschema
 import numpy as np
 import pytest
+from coalmine.report.summary import coverage_lines
 from training import train
 
 from coalmine import Audit, Claim, Poisson, RandomAllocation, RunDirectory
 from coalmine.estimators.sampling import FixedSize, Shuffled, sampling_to_dict
-from coalmine.report.summary import coverage_lines
 from coalmine.result.audit_result import AuditResult
 from coalmine.verdict.coverage import AuditedItem
 
@@ -19,7 +19,7 @@ SCHEMA = json.loads((Path(__file__).parents[2] / "docs" / "reference" / "result.
 def test_results_match_the_published_schema(tmp_path, claim):
     audit = train(dim=600, canaries=60, rounds=6, presentations=(1, 2), layers=[("a", 100), ("b", 500)])
     run = RunDirectory(tmp_path)
-    run.write_result(audit.result(claim=claim, analytical_epsilon=float("inf")), accuracy=0.9)
+    run.write_result(audit.result(claim=claim, analytical_epsilon=float("inf")).with_entries(accuracy=0.9))
     found = run.read_result()
     jsonschema.Draft202012Validator(SCHEMA).validate(found)
     assert found["analytical_epsilon"] == "inf"

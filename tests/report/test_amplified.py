@@ -6,6 +6,7 @@ import json
 import numpy as np
 import pytest
 from chromium import Chromium
+from coalmine.report.summary import key_figures, legs_of
 from example_findings import example
 from matplotlib.figure import Figure
 from runs import make_run, make_sampled_run
@@ -21,7 +22,6 @@ from coalmine.report.live_view import Watcher
 from coalmine.report.markdown import as_dict, markdown
 from coalmine.report.page import run_page
 from coalmine.report.sentences import ATTACKERS, verdict_sentence
-from coalmine.report.summary import key_figures, legs_of
 from coalmine.report.table_rows import shown_rows
 from coalmine.verdict.findings.amplified import (
     AccountedAboveClaim,

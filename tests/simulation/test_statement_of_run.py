@@ -49,9 +49,9 @@ def test_statement_agrees_with_the_config(tmp_path, kind):
         "mechanism.library_version": __version__,
         "guarantee.unit": settings["task"]["level"],
     }
-    assert statement.items["guarantee.epsilon"].value == outcome.analytical
-    assert statement.items["accounting.participations"].value == outcome.presentations
-    assert statement.items["guarantee.mu"].value == pytest.approx(outcome.sensitivity / 0.7, rel=1e-6)
+    assert statement.items["guarantee.epsilon"].value == outcome.analytical_epsilon
+    assert statement.items["accounting.participations"].value == outcome.trainer.presentations
+    assert statement.items["guarantee.mu"].value == pytest.approx(outcome.trainer.sensitivity / 0.7, rel=1e-6)
     assert statement.items["accounting.accountant"].value == "closed form of the Gaussian mechanism, by coalmine"
     for name in ("noise_level", "noise_law", "clipping", "weights", "tensors"):
         assert statement.items[f"accounting.{name}"].basis == "observed"

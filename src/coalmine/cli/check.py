@@ -15,7 +15,7 @@ from coalmine.cli.junit import Case, write_junit
 from coalmine.cli.options import COUNT, JSON, Command, Verbosity, argument, topic
 from coalmine.cli.output import print_json, print_line, print_lines, progress_of
 from coalmine.result.audit_result import AuditResult
-from coalmine.testing.assertion import describe_failure, measured_epsilon, properties
+from coalmine.testing.assertion import check_of, describe_failure, measured_epsilon, properties
 from coalmine.testing.mechanism_check import check_private
 from coalmine.testing.tested_mechanism import Adjacency, Aggregate
 from coalmine.testing.update_arrays import LIBRARIES
@@ -180,16 +180,16 @@ def _print(result: AuditResult, name: str) -> None:
     if result.verdict.outcome != Outcome.PASS:
         print_lines(describe_failure(result, name))
         return
-    told = result.extra["check"]
+    told = check_of(result)
     print_line(f"{name} keeps its claim of ({result.claim.epsilon:g}, {result.settings.delta:g}) for one call: PASS")
     print_line(
-        f"measured epsilon: {measured_epsilon(result)}; claimed: {result.claim.epsilon:g} ({told['adjacency']} adjacency)"
+        f"measured epsilon: {measured_epsilon(result)}; claimed: {result.claim.epsilon:g} ({told.adjacency} adjacency)"
     )
     print_line(f"reason: {result.verdict.reason}")
     print_line(result.scope)
     for note in result.notes:
         print_line(f"note: {note}")
-    print_line(f"checked: {told['calls']} calls with {told['clients']} clients in {result.settings.dim:,} dimensions")
+    print_line(f"checked: {told.calls} calls with {told.clients} clients in {result.settings.dim:,} dimensions")
 
 
 def _junit_case(result: AuditResult, name: str) -> Case:

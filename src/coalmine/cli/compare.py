@@ -107,7 +107,7 @@ def print_results(results: Mapping[str, AuditResult]) -> None:
     columns += ["delta"] if several else []
     columns += ["measured"] if any(result.headline for result in every) else []
     columns += ["claimed epsilon", "legs"] if any(result.legs for result in every) else []
-    columns += ["client epsilon"] if any(result.extra.get("client_epsilon") is not None for result in every) else []
+    columns += ["client epsilon"] if any(result.trainer.client_epsilon is not None for result in every) else []
     cells = []
     for name, result in results.items():
         named = _cells(result)
@@ -120,26 +120,26 @@ def print_results(results: Mapping[str, AuditResult]) -> None:
 
 def _cells(result: AuditResult) -> dict[str, str]:
     """The cells of a run by column name."""
-    told, top, claim = result.extra, result.headline, result.claim
+    told, top, claim = result.trainer, result.headline, result.claim
     return {
-        "task": _cell(told.get("task")),
+        "task": _cell(told.task),
         "rounds": _cell(result.rounds),
-        "noise multiplier": _cell(told.get("noise_multiplier")),
+        "noise multiplier": _cell(told.noise_multiplier),
         "canaries": _cell(result.settings.canaries),
         "presentations": _presentations(result),
-        "accuracy": _cell(told.get("accuracy")),
+        "accuracy": _cell(told.accuracy),
         "analytical epsilon": _cell(result.analytical_epsilon),
         "delta": _cell(result.settings.delta),
         "measured": "-" if top is None else _for_rounds(top.epsilon, top.participations),
         "claimed epsilon": "-" if claim is None else _cell(claim.epsilon),
         "legs": _legs(result),
-        "client epsilon": _for_rounds(told.get("client_epsilon"), told.get("client_rounds")),
+        "client epsilon": _for_rounds(told.client_epsilon, told.client_rounds),
     }
 
 
 def _presentations(result: AuditResult) -> str:
     """Every number of presentations, or the range of many; the number that the epsilons refer to comes first."""
-    usual = result.extra.get("presentations")
+    usual = result.trainer.presentations
     others: list[Any] = [times for times in _presented(result) if times != usual]
     if len(others) > FEW:
         others = [f"{min(others)} … {max(others)}"]
@@ -183,16 +183,16 @@ def _plot(path: Path, directories: Sequence[Path]) -> None:
 
 def run_record(name: str, result: AuditResult) -> dict[str, Any]:
     """The compared entries of a run, for JSON and CSV; None for entries that a trainer did not write."""
-    told, whole = result.extra, result.to_dict()
+    told, whole = result.trainer, result.to_dict()
     kept = ("epsilon", "interval", "lower_bound", "verdict")
     return {
         "run": name,
-        "task": told.get("task"),
+        "task": told.task,
         "rounds": result.rounds,
-        "noise_multiplier": told.get("noise_multiplier"),
+        "noise_multiplier": told.noise_multiplier,
         "canaries": result.settings.canaries,
-        "presentations": told.get("presentations"),
-        "accuracy": told.get("accuracy"),
+        "presentations": told.presentations,
+        "accuracy": told.accuracy,
         "analytical_epsilon": result.analytical_epsilon,
         "delta": result.settings.delta,
         "claimed_epsilon": whole["claimed_epsilon"],
@@ -201,9 +201,9 @@ def run_record(name: str, result: AuditResult) -> dict[str, Any]:
         "legs": {name: str(leg.outcome) for name, leg in result.legs.items()},
         "verdict": whole["verdict"],
         "headline": whole["headline"],
-        "client_epsilon": told.get("client_epsilon"),
-        "client_rounds": told.get("client_rounds"),
-        "accounted_epsilon": told.get("accounted_epsilon"),
+        "client_epsilon": told.client_epsilon,
+        "client_rounds": told.client_rounds,
+        "accounted_epsilon": told.accounted_epsilon,
         "presented": _presented(result),
         "audited": {item.name: item.status for item in result.audited},
         "adversaries": {rung: {key: found[key] for key in kept} for rung, found in whole["adversaries"].items()},

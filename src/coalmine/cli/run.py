@@ -4,7 +4,6 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,28 +16,17 @@ from rich.progress import Progress as Bar
 from coalmine.argument_checks import shown
 from coalmine.cli.exit_codes import VERDICT_CODES
 from coalmine.cli.interruption import resumable
-from coalmine.cli.options import COUNT, JSON, Command, Verbosity, topic
-from coalmine.cli.output import (
-    PlainColumn,
-    print_columns,
-    print_error,
-    print_json,
-    print_line,
-    print_table,
-    print_title,
-    shown_number,
-    shows_bars,
-)
+from coalmine.cli.options import COUNT, DETAILS, JSON, Command, Verbosity, topic
+from coalmine.cli.output import PlainColumn, print_error, print_result, shown_number, shows_bars
 from coalmine.cli.run_settings import SET, changes_of, setting
 from coalmine.log.run_directory import RunDirectory
 from coalmine.report import write_report
-from coalmine.report.summary import key_figures, summary_lines, verdict_lines
+from coalmine.result.audit_result import AuditResult
 from coalmine.verdict.findings.missing import NothingClaimed
 
 if TYPE_CHECKING:
     from coalmine.simulation.config import RunConfig
     from coalmine.simulation.distributed.rank_group import RankGroup
-    from coalmine.simulation.run_outcome import RunOutcome
     from coalmine.simulation.training_run import Progress
 
 logger = logging.getLogger("coalmine")
@@ -158,6 +146,7 @@ FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
         help="Run directory of an interrupted run to continue, with its own settings.",
     ),
     click.option("--page/--no-page", default=True, show_default=True, help="Write report.html into the run directory."),
+    DETAILS,
     JSON,
 )
 @click.pass_context
@@ -169,6 +158,7 @@ def run(
     out: Path | None,
     resume: Path | None,
     page: bool,
+    details: bool,
     as_json: bool,
     **options: Any,
 ) -> int:
@@ -203,10 +193,10 @@ def run(
         live_progress(config.rounds, hidden=verbosity.quiet) as progress,
     ):
         if resume is None:
-            outcome = training_run.start(config, directory, progress=progress, ranks=ranks)
+            result = training_run.start(config, directory, progress=progress, ranks=ranks)
         else:
-            outcome = training_run.resume(directory, progress=progress, ranks=ranks)
-    return report(outcome, directory, page=page, as_json=as_json, quiet=verbosity.quiet)
+            result = training_run.resume(directory, progress=progress, ranks=ranks)
+    return report(result, directory, page=page, details=details, as_json=as_json)
 
 
 def _new_config(
@@ -223,7 +213,7 @@ def _new_config(
 
 def _check_alone(context: click.Context) -> None:
     """Reject settings beside --resume: a run keeps its own."""
-    kept = ("resume", "page", "as_json", "verbose", "quiet")
+    kept = ("resume", "page", "details", "as_json", "verbose", "quiet")
     for param in context.command.params:
         name = param.name or ""
         if name not in kept and context.get_parameter_source(name) is not ParameterSource.DEFAULT:
@@ -299,50 +289,27 @@ def live_progress(rounds: int, *, hidden: bool) -> Iterator["Callable[[Progress]
         yield follow
 
 
-def report(outcome: "RunOutcome", directory: Path, *, page: bool, as_json: bool, quiet: bool) -> int:
-    """Print the result of a run and write its page; returns the exit code of the verdict."""
-    result = outcome.result
-    written = directory
+def report(result: AuditResult, directory: Path, *, page: bool, details: bool, as_json: bool) -> int:
+    """Write the page of a run and print its result; returns the exit code of the verdict."""
     if page:
         try:
-            written = _page(directory)
+            _page(directory)
         except (OSError, ValueError) as error:
             reason = error.__cause__.strerror if isinstance(error.__cause__, OSError) else " ".join(str(error).split())
             said = f"report.html could not be written ({reason}); `coalmine report {directory}` writes it later"
             print_error(said)
-    if as_json:
-        print_json(RunDirectory(directory).read_result())
-    else:
-        _print_outcome(outcome, quiet=quiet)
-        if not quiet:
-            print_line(f"written to {written}")
-            home = RunDirectory(directory)
-            commitment, digest = home.read_record()[1].statement_sha256, home.read_result()["log_digest"]
-            print_line(f"record elsewhere, for `coalmine verify`: commitment {commitment}, log digest {digest}")
+    print_result(result, details=details, as_json=as_json)
     if result.verdict is None or isinstance(result.verdict.finding, NothingClaimed):
         return 0
     return VERDICT_CODES[result.verdict.outcome]
 
 
-def _print_outcome(outcome: "RunOutcome", *, quiet: bool) -> None:
-    """Print the key figures, one row per adversary, the verdict, its coverage and notes; if quiet, table and verdict."""
-    result = replace(outcome.result, extra=outcome.extra())
-    print_title(outcome.heading())
-    if not quiet:
-        figures = key_figures(result)
-        print_columns([[figure.label, shown_number(figure.value, 3), figure.detail] for figure in figures])
-    print_table(*result.table())
-    for line in verdict_lines(result) if quiet else summary_lines(result, outcome.notes()):
-        print_line(line)
-
-
-def _page(directory: Path) -> Path:
-    """Write the run's HTML page and return its path; without matplotlib, return the run directory."""
+def _page(directory: Path) -> None:
+    """Write the run's HTML page; without matplotlib, there is none."""
     try:
-        return write_report([directory])
+        write_report([directory])
     except ImportError as error:
         logger.info("no report.html: %s", error)
-        return directory
 
 
 def _new_directory(task: str) -> Path:

@@ -15,10 +15,11 @@ from coalmine.estimators.sampling import Poisson
 from coalmine.evidence.ladder import presented_times
 from coalmine.integrations.setup import check_delta
 from coalmine.result.audit_result import AuditResult
+from coalmine.result.trainer_section import TrainerSection
 from coalmine.verdict.claim import TERMS, Claim
 from coalmine.verdict.claim_context import ROUNDED
 from coalmine.verdict.coverage import AuditedItem
-from coalmine.verdict.pipeline_record import accountant_version, of_library
+from coalmine.verdict.pipeline_record import PipelineRecord, accountant_version, of_library
 
 LIBRARIES = {  # for each trainer: its distribution on PyPI, and its privacy unit
     "flower": ("flwr", "client"),
@@ -89,27 +90,25 @@ class Journal:
 
         `pipeline` holds further facts of a `PipelineRecord`. `task` is the name that `coalmine compare` shows, by default
         the trainer's name. `audited` lists the parts of the pipeline that the integration covers or omits. `notes` and
-        `warnings` are printed with the result. In result.json they have separate entries, because `coalmine verify`
-        derives the entry `notes` from the rounds alone.
+        `warnings` are printed with the result; they stand apart from the notes that follow from the rounds. `more` are
+        further entries of the `TrainerSection`.
         """
-        items, warning_lines = tuple(audited), list(warnings)
         analytical, counts = self._known_rounds(noise)
         stated, late = self._stated(claim)
         judged = None if stated is None else self._read(completed or stated, accounted, noise, weight, sampler_observed)
         note_lines = [*late, *self._accounted_notes(accounted_epsilon, accounted_by, judged), *notes]
-        result = self._audit.result(claim=judged, analytical_epsilon=analytical, audited=items)
-        if accounted_epsilon is not None:
-            more["accounted_epsilon"] = accounted_epsilon
-        if self._audit.directory is not None:
-            names = {"trainer": self._trainer, "task": task or self._trainer}
-            accountant = accounted_by if stated is not None and stated.bare and accounted is not None else None
-            added = {
-                "trainer_notes": note_lines,
-                "warnings": warning_lines,
-                "pipeline": self._pipeline(accountant, pipeline),
-            }
-            self._audit.directory.write_result(result, **names, **counts, **added, **more)
-        return replace(result, notes=(*result.notes, *note_lines, *(f"warning: {text}" for text in warning_lines)))
+        accountant = accounted_by if stated is not None and stated.bare and accounted is not None else None
+        section = TrainerSection(
+            name=self._trainer,
+            task=task or self._trainer,
+            notes=tuple(note_lines),
+            warnings=tuple(warnings),
+            pipeline=self._pipeline(accountant, pipeline),
+            accounted_epsilon=accounted_epsilon,
+            claimed_late=True if late else None,
+        )
+        result = self._audit.result(claim=judged, analytical_epsilon=analytical, audited=tuple(audited))
+        return replace(result, trainer=section.with_entries(**counts, **more)).written_to(self._audit.directory)
 
     def _known_rounds(self, noise: float | None) -> tuple[float | None, dict[str, Any]]:
         """The analytical epsilon for known rounds, and the entries about presentations."""
@@ -160,13 +159,13 @@ class Journal:
         more = f", more than the claimed {judged.epsilon:.3g}" if epsilon > ROUNDED * judged.epsilon else ""
         return [f"{quoted}{more}"]
 
-    def _pipeline(self, accountant: str | None, more: Mapping[str, Any] | None) -> dict[str, Any]:
-        """The pipeline's facts for result.json."""
+    def _pipeline(self, accountant: str | None, more: Mapping[str, Any] | None) -> PipelineRecord:
+        """The pipeline's facts."""
         library, unit = LIBRARIES[self._trainer]
         facts: dict[str, Any] = {"unit": unit, "clip_norm": self._clip_norm} | dict(more or {})
         if accountant is not None:
             facts |= {"accountant": accountant, "accountant_version": accountant_version(accountant)}
-        return of_library(library, **facts).to_dict()
+        return of_library(library, **facts)
 
 
 def _repeats(late: Claim, made: Claim) -> bool:

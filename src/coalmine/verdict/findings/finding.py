@@ -32,9 +32,13 @@ class Finding:
         """The reason in one sentence."""
         raise NotImplementedError
 
+    def plain(self) -> str:
+        """The reason without statistics and without coalmine's own names, for the first lines that a person reads."""
+        return self.sentence()
+
     def advice(self) -> str:
         """What to do next, in one or two sentences."""
-        return f"Resolve this first: {self.sentence().rstrip('.')}."
+        return f"{self.remedy[0].upper()}{self.remedy[1:]}."
 
     def ending(self, evidence: Sequence[str]) -> str:
         """The end of the sentence; it names other rungs and gauges with the same outcome."""

@@ -86,6 +86,9 @@ class PowerHidden(PowerOutOfReach):
             "`others`) can"
         )
 
+    def plain(self) -> str:
+        return f"{_detected(self.power)}; real updates can hide too much, whatever the number of canaries"
+
 
 @dataclass(frozen=True, kw_only=True)
 class TooFewCalls(Measured, Doubt):
