@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
-from coalmine.argument_checks import shown, whole_number
+from coalmine.argument_checks import short_repr, whole_number
 
 RUNS = ("device", "data_dir", "only", "rounds", "max_examples", "originals", "minutes")  # options of grids of runs
 
@@ -37,7 +37,7 @@ class Options:
 
     def __post_init__(self) -> None:
         if self.scale not in get_args(Scale):
-            raise ValueError(f"scale must be small or paper, got {shown(self.scale)}")
+            raise ValueError(f"scale must be small or paper, got {short_repr(self.scale)}")
         for name in ("rounds", "seeds", "max_examples"):
             if getattr(self, name) is not None:
                 whole_number(name, getattr(self, name), minimum=1)

@@ -18,7 +18,7 @@ def finite_array(name: str, value: npt.ArrayLike) -> Floats:
     """`value` as float64, rejected unless every entry is a finite number."""
     if isinstance(value, np.ma.MaskedArray):
         raise WrongTypeError(
-            f"{name} must be numbers without a mask, got {shown(value)}; fill or drop the masked entries"
+            f"{name} must be numbers without a mask, got {short_repr(value)}; fill or drop the masked entries"
         )
     try:
         given = np.asarray(value)
@@ -27,9 +27,11 @@ def finite_array(name: str, value: npt.ArrayLike) -> Floats:
         with np.errstate(invalid="ignore"):  # damaged files can hold signalling NaNs; they are rejected below
             array = np.asarray(given, dtype=np.float64)
     except (TypeError, ValueError, RuntimeError):
-        raise WrongTypeError(f"{name} must be numbers, got {shown(value)}") from None
+        raise WrongTypeError(f"{name} must be numbers, got {short_repr(value)}") from None
     except OverflowError:
-        raise ValueError(f"{name} must be finite, got a number beyond the range of a float, {shown(value)}") from None
+        raise ValueError(
+            f"{name} must be finite, got a number beyond the range of a float, {short_repr(value)}"
+        ) from None
     if not np.isfinite(array).all():
         first = array[~np.isfinite(array)].flat[0]
         where = "" if array.ndim == 0 else f" ({(~np.isfinite(array)).sum()} of {array.size} values)"
@@ -85,9 +87,9 @@ def whole_number(name: str, value: SupportsIndex | float, *, minimum: int) -> in
         number = operator.index(value)  # type: ignore[arg-type]
     except TypeError:
         if not isinstance(value, float | np.floating):
-            raise WrongTypeError(f"{name} must be a whole number, got {shown(value)}") from None
+            raise WrongTypeError(f"{name} must be a whole number, got {short_repr(value)}") from None
         if not math.isfinite(value) or value != int(value):
-            raise ValueError(f"{name} must be a whole number, got {shown(value)}") from None
+            raise ValueError(f"{name} must be a whole number, got {short_repr(value)}") from None
         number = int(value)
     if number < minimum:
         raise ValueError(f"{name} must be at least {minimum}, got {number}")
@@ -103,7 +105,7 @@ def same_shape(**arrays: Floats) -> tuple[Floats, ...]:
         raise ValueError(f"shapes must broadcast against each other, got {shapes}") from None
 
 
-def shown(value: object) -> str:
+def short_repr(value: object) -> str:
     """`value` as error messages print it, on one line and cut to 60 characters."""
     try:
         text = one_line(repr(value))

@@ -13,7 +13,7 @@ from coalmine.canaries.seeds import is_guessable
 from coalmine.estimators.correlated import CorrelatedNoise
 from coalmine.estimators.sampling import Sampling
 from coalmine.evidence.ladder import RUNGS
-from coalmine.log.commitment import Statement
+from coalmine.log.commitment import Precommitment
 from coalmine.log.rounds_file import RoundLog
 from coalmine.log.run_directory import RunDirectory
 from coalmine.log.shared_log import open_run
@@ -234,6 +234,7 @@ class Audit:
         self.watch = ClaimWatch(settings, None if run.statement.claim is None else Claim.from_dict(run.statement.claim))
         self._writer = SingleWriterLock("the audit")
         self._deferred, self._closed = arguments.deferred, False
+        self.finishes_in: str | None = None  # the framework whose integration finishes this audit
         self._pending: _Pending | None = None
         self._recall_scores()
         if arguments.on_violation is not None:
@@ -499,6 +500,11 @@ class Audit:
 
         With several ranks, call it on every one: rank 0 returns the result. On the others, a value that is false says so.
         """
+        if self.finishes_in is not None:
+            raise ValueError(
+                f"this audit is of a run in {self.finishes_in}, which adds what it knows of the pipeline: call finish "
+                "on the audit of what audited() returned"
+            )
         if not self._log.is_here:
             return ResultOnRank0(self.rank)
         result = self.result(
@@ -547,10 +553,10 @@ class _Arguments:
         return None if self.claim is None else self.claim.to_dict()
 
     @property
-    def statement(self) -> Statement:
+    def statement(self) -> Precommitment:
         """What the audit commits to besides its settings, unless its directory holds an earlier statement."""
         guessable = is_guessable(self.seed)
-        return Statement(claim=self.stated_claim, demonstration=guessable, watched=self.on_violation is not None)
+        return Precommitment(claim=self.stated_claim, demonstration=guessable, watched=self.on_violation is not None)
 
 
 @dataclass(frozen=True)

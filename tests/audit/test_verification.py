@@ -14,7 +14,7 @@ import tomli_w
 
 from coalmine import Audit, Claim, FixedSize, Poisson, RunDirectory, amplified_epsilon, read_seed, write_seed
 from coalmine.canaries import RotatedCanaries
-from coalmine.log.commitment import Commitment, Statement
+from coalmine.log.commitment import Commitment, Precommitment
 from coalmine.log.rounds_file import MAGIC, RoundLog, decode, encode
 from coalmine.measure.round import Final, Round
 from coalmine.measure.settings import Settings
@@ -38,7 +38,7 @@ def train(path, seed, *, rng_seed=1, claim=5.0):
     rng = np.random.default_rng(rng_seed)
     initial = rng.normal(size=DIM)
     kind = {"canaries": 30, "seed": seed, "delta": 1e-6, "rounds": ROUNDS}
-    statement = Statement(
+    statement = Precommitment(
         claim=Claim(claim).to_dict(),
         initial_sha256=model_sha256(initial),
         facts={"noise_multiplier": 1.0, "analytical_epsilon": 5.0, "audited_by_pipeline": {}},
@@ -423,7 +423,7 @@ def test_a_weak_seed_that_is_called_strong_is_a_demonstration_all_the_same(tmp_p
 
     def claim_strength(values):
         settings, statement = Settings.from_dict(values["settings"]), values["statement"] | {"demonstration": False}
-        commitment = Commitment.to(seed, settings, Statement(**statement))
+        commitment = Commitment.to(seed, settings, Precommitment(**statement))
         values.update(statement=statement, commitment=vars(commitment))
 
     edit_json(tmp_path / "run" / "audit" / "record.json", claim_strength)
@@ -435,7 +435,7 @@ def test_a_weak_seed_that_is_called_strong_is_a_demonstration_all_the_same(tmp_p
 def test_a_commitment_opens_to_one_seed_and_one_statement_only():
     """Part of the salt or of the seed must not pass for part of the statement."""
     settings = Audit(DIM, canaries=30, seed=1, delta=1e-6).settings
-    first, second = (Statement(claim=Claim(epsilon).to_dict()) for epsilon in (10.0, 40.0))
+    first, second = (Precommitment(claim=Claim(epsilon).to_dict()) for epsilon in (10.0, 40.0))
     commitment = Commitment.to(b"first secret", settings, first)
     assert commitment.opens_to(b"first secret", settings, first)
     assert not commitment.opens_to(b"first secret", settings, second)
@@ -611,7 +611,7 @@ def test_a_committed_item_that_was_dropped_is_rejected(tmp_path):
     item = AuditedItem("participations", "not checked", "clients take part more often")
     kind = {"canaries": 30, "seed": seed, "delta": 1e-6, "rounds": 1}
     facts = {"audited_by_pipeline": {item.name: item.to_dict()}}
-    run.commit(seed, Audit(DIM, **kind).settings, Statement(facts=facts))
+    run.commit(seed, Audit(DIM, **kind).settings, Precommitment(facts=facts))
     with Audit(DIM, **kind, directory=run) as audit:
         audit.observe_round(1, rng.normal(size=DIM), present=audit.canaries_in_round(1))
         for audited, held in (([item], True), ([], False)):

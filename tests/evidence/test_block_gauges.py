@@ -8,7 +8,7 @@ import pytest
 
 from coalmine import Audit, mechanism_epsilon
 from coalmine.evidence.gauges.block_gauges import BlockReader
-from coalmine.evidence.views import Look
+from coalmine.evidence.views import RoundViews
 from coalmine.measure.round import Round
 from coalmine.measure.settings import checked_settings
 
@@ -111,7 +111,7 @@ def test_gauges_keep_their_false_positive_rate(sizes):
                 chunk_rests=2.0 * np.sqrt(rng.chisquare(parts)),
                 block_sketches=rng.normal(size=len(sizes) * settings.sketch).astype(np.float32),
             )
-            reader.add(Look(item, None, None, None, None))
+            reader.add(RoundViews(item, None, None, None, None))
         for gauge in reader.gauges(level):
             alarms[gauge.name] += gauge.status == "low"
     most = level + 3 * math.sqrt(level * (1 - level) / runs)

@@ -12,7 +12,7 @@ from weak_coordinates import power
 from coalmine import Audit, BandedNoise, RunDirectory, TreeNoise
 from coalmine.evidence.gauges.coordinate_gauge import CoordinateReader
 from coalmine.evidence.gauges.gauge_reader import read_gauges
-from coalmine.evidence.views import Look
+from coalmine.evidence.views import RoundViews
 from coalmine.measure.coordinate_sums import CoordinateSums, Reading
 from coalmine.verification import verify_run
 
@@ -257,7 +257,7 @@ def test_more_chance_hits_than_the_level_allows_are_a_warning_with_true_limits()
         reading = replace(last_reading(train(rounds=2)), counts=(count // 10, count))
         reader = CoordinateReader(settings)
         item = replace(next(iter(train(rounds=1).log.rounds())), law_coordinates=reading.to_array())
-        reader.add(Look(item, None, None, None, None))
+        reader.add(RoundViews(item, None, None, None, None))
         gauge = {each.name: each for each in reader.gauges()}["weak coordinates"]
         assert (gauge.status == "ok") == (gauge.smallest <= gauge.limits[1])
         assert gauge.noise_left is None or 0 < gauge.noise_left < 1

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 import numpy as np
 import numpy.typing as npt
 
-from coalmine.argument_checks import shown
+from coalmine.argument_checks import short_repr
 
 if TYPE_CHECKING:
     import torch
@@ -66,7 +66,7 @@ def checked_vector(vector: Any, dim: int) -> "Array | torch.Tensor":
         given = np.asarray(vector)
         real = given.dtype.kind in "fiu"
     if not real:
-        raise ValueError(f"vector must be real numbers, got {shown(vector)} (dtype {given.dtype})")
+        raise ValueError(f"vector must be real numbers, got {short_repr(vector)} (dtype {given.dtype})")
     _check_shape(given, dim)
     if is_tensor(given):
         return given.to(working_dtype(given)).contiguous()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, SupportsIndex, TypeVar, overloa
 
 import numpy as np
 
-from coalmine.argument_checks import Floats, shown, whole_number
+from coalmine.argument_checks import Floats, short_repr, whole_number
 from coalmine.canaries.array_types import (
     Array,
     checked_jax_vector,
@@ -59,7 +59,7 @@ class Canaries(ABC):
         try:
             number = operator.index(index)
         except TypeError:
-            raise ValueError(f"index must be a whole number, got {shown(index)}") from None
+            raise ValueError(f"index must be a whole number, got {short_repr(index)}") from None
         if not 0 <= number < self.count:
             raise ValueError(f"index must lie in 0..{self.count - 1}, got {number}")
         return self.combine([number], like=like)
@@ -133,7 +133,7 @@ def checked_indices(indices: Any, count: int) -> list[int]:
         listed = indices.tolist() if hasattr(indices, "tolist") else indices  # of arrays and tensors
         numbers = [operator.index(index) for index in listed]
     except TypeError:
-        raise ValueError(f"indices must be a list of whole numbers, got {shown(indices)}") from None
+        raise ValueError(f"indices must be a list of whole numbers, got {short_repr(indices)}") from None
     outside = [number for number in numbers if not 0 <= number < count]
     if outside:
         raise ValueError(f"indices must lie in 0..{count - 1}, got {outside[0]}")

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from coalmine.argument_checks import shown
+from coalmine.argument_checks import short_repr
 from coalmine.canaries import rotation_jax
 from coalmine.canaries.array_types import is_traced
 from coalmine.canaries.blocked import LARGEST_BLOCK, BlockedCanaries, cut_into_blocks
@@ -114,7 +114,7 @@ def _checked_sharding(like: Any) -> NamedSharding:
     """The sharding of an array, refused unless every device of its mesh holds a part of its own."""
     sharding = getattr(like, "sharding", None)
     if not isinstance(sharding, NamedSharding):
-        raise ValueError(f"like must be a jax array with a NamedSharding, got {shown(like)}")
+        raise ValueError(f"like must be a jax array with a NamedSharding, got {short_repr(like)}")
     parts = math.prod(like.shape) // max(math.prod(sharding.shard_shape(tuple(like.shape))), 1)
     if parts != sharding.mesh.size:
         raise ValueError(

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn
 from rich.progress import Progress as Bar
 
-from coalmine.argument_checks import shown
+from coalmine.argument_checks import short_repr
 from coalmine.cli.exit_codes import VERDICT_CODES
 from coalmine.cli.interruption import resumable
 from coalmine.cli.options import COUNT, DETAILS, JSON, Command, Verbosity, topic
@@ -230,7 +230,7 @@ def _stored_config(directory: Path) -> "RunConfig":
     stored = RunDirectory(directory).read_config()
     if trainer := stored.get("trainer"):
         raise ValueError(
-            f"{directory} was not made by `coalmine run` but by the integration of {shown(trainer)}: run your training "
+            f"{directory} was not made by `coalmine run` but by the integration of {short_repr(trainer)}: run your training "
             "script again, with this directory"
         )
     return RunConfig.from_dict(stored)

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from coalmine.argument_checks import shown
+from coalmine.argument_checks import short_repr
 from coalmine.cli.options import Decorated
 from coalmine.verdict.claim import MECHANISM
 
@@ -82,7 +82,7 @@ def _assign(changes: dict[str, Any], key: str, value: Any) -> None:
     section, _, name = key.rpartition(".")
     part = changes.setdefault(section, {}) if section else changes
     if not isinstance(part, dict):
-        raise click.BadParameter(f"{section} is a section, got {section}={shown(part)}", param_hint="--set")
+        raise click.BadParameter(f"{section} is a section, got {section}={short_repr(part)}", param_hint="--set")
     part[name] = value
 
 
@@ -93,7 +93,7 @@ def _assignment(text: str) -> tuple[str, Any]:
     key, sign, word = text.partition("=")
     parts = key.strip().split(".")
     if not sign or len(parts) > 2 or not all(part.isidentifier() for part in parts):
-        raise click.BadParameter(f"must be like privacy.clip_norm=0.3, got {shown(text)}", param_hint="--set")
+        raise click.BadParameter(f"must be like privacy.clip_norm=0.3, got {short_repr(text)}", param_hint="--set")
     try:
         values = tomllib.loads(f"value = {word}")
     except (ValueError, RecursionError):

@@ -22,7 +22,7 @@ from coalmine.argument_checks import (
     finite_array,
     nonnegative_array,
     one_number,
-    shown,
+    short_repr,
     whole_number,
 )
 from coalmine.estimators.mechanism import mechanism_epsilon
@@ -265,7 +265,7 @@ def correlated_epsilon(
     6.74
     """
     if not isinstance(noise, TreeNoise | BandedNoise):
-        raise WrongTypeError(f"noise must be a TreeNoise or a BandedNoise, got {shown(noise)}")
+        raise WrongTypeError(f"noise must be a TreeNoise or a BandedNoise, got {short_repr(noise)}")
     multiplier = float(nonnegative_array("noise_multiplier", one_number("noise_multiplier", noise_multiplier)))
     strength = noise.worst_strength(participations, separation)
     return float(mechanism_epsilon(multiplier / math.sqrt(strength), delta=delta))

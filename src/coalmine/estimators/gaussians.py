@@ -14,7 +14,7 @@ from coalmine.argument_checks import (
     nonnegative_array,
     positive_array,
     same_shape,
-    shown,
+    short_repr,
 )
 from coalmine.estimators.hockey_stick import Pair, one_sided_delta, one_sided_epsilon
 
@@ -59,7 +59,7 @@ def gaussian_delta(null: Gaussian, alternative: Gaussian, *, epsilon: npt.ArrayL
 def _blockwise(function: Any, null: Gaussian, alternative: Gaussian, **level: Floats) -> Any:
     for name, value in (("null", null), ("alternative", alternative)):
         if not isinstance(value, Gaussian):
-            raise WrongTypeError(f"{name} must be a Gaussian, got {shown(value)}")
+            raise WrongTypeError(f"{name} must be a Gaussian, got {short_repr(value)}")
     arrays = same_shape(
         null_mean=np.asarray(null.mean),
         null_std=np.asarray(null.std),

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from coalmine.argument_checks import Floats, WrongTypeError, delta_array, same_shape, shown
+from coalmine.argument_checks import Floats, WrongTypeError, delta_array, same_shape, short_repr
 
 
 def epsilon_from_rates(log_fpr: npt.ArrayLike, log_fnr: npt.ArrayLike, *, delta: npt.ArrayLike) -> Any:
@@ -36,7 +36,7 @@ def _log_rate(name: str, value: npt.ArrayLike) -> Floats:
     try:
         rate = np.asarray(value, dtype=np.float64)
     except (TypeError, ValueError):
-        raise WrongTypeError(f"{name} must be logs of rates, got {shown(value)}") from None
+        raise WrongTypeError(f"{name} must be logs of rates, got {short_repr(value)}") from None
     if not (rate <= 0).all():
         raise ValueError(f"{name} must be at most 0 (a log of a rate), got {rate[~(rate <= 0)].flat[0]}")
     return rate

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from coalmine.argument_checks import one_number, shown, whole_number
+from coalmine.argument_checks import one_number, short_repr, whole_number
 
 Strengths = tuple[tuple[float, int], ...]  # reference noise over the noise of a round, and the number of such rounds
 NO_SCHEDULE: Strengths = ()  # every round has the reference noise
@@ -150,7 +150,7 @@ def checked_sampling(sampling: Any) -> Sampling:
     """`sampling`, or an error that lists the schemes."""
     if not isinstance(sampling, Poisson | RandomAllocation | Shuffled | FixedSize):
         names = ", ".join(kind.__name__ for kind in SCHEMES.values())
-        raise TypeError(f"sampling must be one of {names}, got {shown(sampling)}")
+        raise TypeError(f"sampling must be one of {names}, got {short_repr(sampling)}")
     return sampling
 
 
@@ -166,9 +166,9 @@ def sampling_from_dict(values: Mapping[str, Any]) -> Sampling:
     settings = msgspec.convert(values, dict[str, Any])
     name = settings.pop("scheme", None)
     if name not in SCHEMES:
-        raise ValueError(f"scheme must be one of {', '.join(SCHEMES)}, got {shown(name)}")
+        raise ValueError(f"scheme must be one of {', '.join(SCHEMES)}, got {short_repr(name)}")
     kind = SCHEMES[name]
     unknown = sorted(settings.keys() - {part.name for part in fields(kind) if part.name != "strengths"})
     if unknown:
-        raise ValueError(f"unknown settings of {name}: {shown(unknown)}")
+        raise ValueError(f"unknown settings of {name}: {short_repr(unknown)}")
     return msgspec.convert(settings, kind)

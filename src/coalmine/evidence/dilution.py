@@ -18,7 +18,7 @@ from scipy.special import stdtrit
 
 from coalmine.argument_checks import Floats
 from coalmine.evidence.gauges.gauge import LEVEL, Gauge
-from coalmine.evidence.views import Look
+from coalmine.evidence.views import RoundViews
 from coalmine.measure.settings import Settings
 
 NAME = "canaries in the release"
@@ -51,7 +51,7 @@ class DilutionReader:
         self._presented = np.zeros(settings.canaries, dtype=bool)
         self._first, self._repeated = _Sums(), _Sums()
 
-    def add(self, look: Look) -> None:
+    def add(self, look: RoundViews) -> None:
         """Take the next round."""
         before = self._presented.copy()
         present = np.asarray(look.item.present, dtype=np.int64)

@@ -24,7 +24,7 @@ from coalmine.estimators.gaussians import Gaussian
 from coalmine.estimators.loss_law import LossLaw
 from coalmine.estimators.null import CosineNull
 from coalmine.evidence.noise_schedule import NoiseSchedule
-from coalmine.evidence.views import Look, View, read_log, sketch_columns
+from coalmine.evidence.views import RoundViews, View, read_log, sketch_columns
 from coalmine.log.rounds_file import RoundLog
 from coalmine.measure.round import Final
 from coalmine.measure.scale import SMALLEST, block_scale
@@ -93,7 +93,7 @@ class LadderReader:
         self._shared = _SharedVariance(log, settings)
         self._own: dict[str, Floats] = {}
 
-    def add(self, look: Look) -> None:
+    def add(self, look: RoundViews) -> None:
         """Take the next round."""
         present = np.array(look.item.present)
         self._times[present] += 1

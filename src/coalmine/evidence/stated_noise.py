@@ -9,7 +9,7 @@ import numpy.typing as npt
 from scipy.special import ndtri
 
 from coalmine.argument_checks import Floats
-from coalmine.evidence.views import Look, View
+from coalmine.evidence.views import RoundViews, View
 from coalmine.measure.settings import Settings
 
 LEVEL = 1e-3  # probability that the measured norm of a canary lies outside its limits
@@ -56,7 +56,7 @@ class StatedReader:
         self._stated: list[tuple[int, float | None, float]] = []  # number, noise, clip norm
         self._declared = True
 
-    def add(self, look: Look) -> None:
+    def add(self, look: RoundViews) -> None:
         """Take the next round."""
         item = look.item
         self._stated.append((item.number, item.noise_std, item.clip_norm))

@@ -24,7 +24,7 @@ from coalmine.estimators.loss_law import (
 from coalmine.estimators.sampling import FixedSize, Poisson, Sampling
 from coalmine.evidence.ladder import Scores
 from coalmine.evidence.noise_schedule import counted_strengths
-from coalmine.evidence.views import Look
+from coalmine.evidence.views import RoundViews
 from coalmine.log.rounds_file import RoundLog
 from coalmine.measure.settings import Settings
 
@@ -48,7 +48,7 @@ class UnknownRoundReader:
         self._dof = math.inf
         self.rounds = 0
 
-    def add(self, look: Look) -> None:
+    def add(self, look: RoundViews) -> None:
         """Take the next round; this attacker cannot use one without `others`."""
         view = look.residual
         if view is None:

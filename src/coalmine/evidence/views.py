@@ -1,6 +1,6 @@
 """Each observed round as an attacker sees it, from one pass over the log.
 
-A `Look` is a round with all of its views. Each reader of a log takes looks, one at a time, and keeps only the numbers it
+`RoundViews` is a round with all of its views. Each reader of a log takes looks, one at a time, and keeps only the numbers it
 needs: a log is decoded once, and memory does not grow with it.
 """
 
@@ -47,7 +47,7 @@ class View:
 
 
 @dataclass(frozen=True)
-class Look:
+class RoundViews:
     """One round and its views: as it was released, with momentum undone, and without all other updates if known.
 
     In the `white_` views the correlation of noise is undone: round t is replaced by row t of CX + ζ, in which the noise is
@@ -65,7 +65,7 @@ class Look:
 class Reader(Protocol):
     """Takes looks, in the order of rounds."""
 
-    def add(self, look: Look) -> None: ...
+    def add(self, look: RoundViews) -> None: ...
 
 
 def read_log(log: RoundLog, settings: Settings, *readers: Reader) -> None:
@@ -75,16 +75,16 @@ def read_log(log: RoundLog, settings: Settings, *readers: Reader) -> None:
             reader.add(look)
 
 
-def looks(log: RoundLog, settings: Settings) -> Iterator[Look]:
+def looks(log: RoundLog, settings: Settings) -> Iterator[RoundViews]:
     """Every observed round with its views."""
     schedule = NoiseSchedule.of(log.observed, settings)
     claimed = all(entry.states_noise for entry in log.observed)
-    looker = Looker(settings, claimed=claimed, reference=None if schedule is None else schedule.reference)
+    looker = RoundViewBuilder(settings, claimed=claimed, reference=None if schedule is None else schedule.reference)
     for item in log.rounds():
         yield looker.look(item)
 
 
-class Looker:
+class RoundViewBuilder:
     """Makes the views of one round after another; `claimed` means that every round states its noise.
 
     A canary's weight is the `reference` noise multiplier over that of the round. Without a reference it is 1.
@@ -99,7 +99,7 @@ class Looker:
         )
         self._previous: Round | None = None
 
-    def look(self, item: Round) -> Look:
+    def look(self, item: Round) -> RoundViews:
         """The next round with its views."""
         settings, previous = self._settings, self._previous
         plain = residual = None
@@ -114,7 +114,7 @@ class Looker:
         if self._whiten is not None:
             white_plain = None if plain is None else self._whiten[0].whiten(plain)
             white_residual = None if residual is None else self._whiten[1].whiten(residual)
-        return Look(item, plain, residual, white_plain, white_residual)
+        return RoundViews(item, plain, residual, white_plain, white_residual)
 
 
 def sketch_columns(settings: Settings, rounds: int) -> int:

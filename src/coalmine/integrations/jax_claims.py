@@ -8,7 +8,7 @@ from typing import Any
 import dp_accounting
 from jax_privacy.experimental.execution_plan import DPExecutionPlan
 
-from coalmine.argument_checks import delta_array, one_number, shown
+from coalmine.argument_checks import delta_array, one_number, short_repr
 from coalmine.estimators.mechanism import mechanism_epsilon
 from coalmine.estimators.sampling import Poisson
 from coalmine.integrations.jax_noise import Mechanism, banded_noise
@@ -86,7 +86,7 @@ class Accounting:
         if self.event is not None and self.event_claim(delta) is None:
             raise ValueError(
                 f"claim={claim.epsilon:g} is read as the accountant's epsilon, but its event is not one of Gaussian noise "
-                f"with the same sampling in every step, got {shown(self.event)}: {known}"
+                f"with the same sampling in every step, got {short_repr(self.event)}: {known}"
             )
 
     def accounted(self, steps: int, delta: float) -> Claim | None:
@@ -160,7 +160,7 @@ def known_steps_claim(plan: Any, delta: float, *, neighboring_relation: Any = No
     relation = relation_of(plan if is_plan else None, neighboring_relation)
     parts = parts_of(event)
     if any(isinstance(part.sample, tuple) for part in parts):
-        raise ValueError(f"batches of a fixed size have no claim for known steps, got {shown(event)}")
+        raise ValueError(f"batches of a fixed size have no claim for known steps, got {short_repr(event)}")
     exposure = math.sqrt(sum(part.rounds / part.noise_multiplier**2 for part in parts))
     adjacency, rounds = adjacency_of(relation), sum(part.rounds for part in parts)
     correlated = False

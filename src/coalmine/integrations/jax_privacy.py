@@ -38,7 +38,7 @@ try:
 except ImportError as error:
     raise ImportError("auditing jax_privacy needs: pip install 'coalmine[jax]'") from error
 
-from coalmine.argument_checks import count_of, shown
+from coalmine.argument_checks import count_of, short_repr
 from coalmine.audit import Audit
 from coalmine.canaries.array_types import is_traced
 from coalmine.estimators.amplification import PLD
@@ -169,7 +169,7 @@ def audited(
     inner = privatizer if plan is None else plan.noise_addition_transform
     if not isinstance(inner, optax.GradientTransformation):
         raise TypeError(
-            f"privatizer must be an optax transformation or a DPExecutionPlan of jax_privacy, got {shown(privatizer)}"
+            f"privatizer must be an optax transformation or a DPExecutionPlan of jax_privacy, got {short_repr(privatizer)}"
         )
     if isinstance(inner, AuditedPrivatizer):
         raise ValueError("this privatizer is audited already: pass the one that jax_privacy made")
@@ -384,7 +384,7 @@ class _Steps:
     def _record(self, state: AuditState) -> None:
         """Record the step that a state comes from, unless it is already recorded."""
         if not isinstance(state, AuditState):
-            raise TypeError(f"noise_state must be the state of the audited privatizer, got {shown(state)}")
+            raise TypeError(f"noise_state must be the state of the audited privatizer, got {short_repr(state)}")
         if is_traced(state.step):
             raise ValueError(
                 "next_step needs numbers, got a state that jax traces: call it outside of jit, between steps"

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 import numpy as np
 from jax_privacy.batch_selection import BatchSelectionStrategy
 
-from coalmine.argument_checks import one_number, shown, whole_number
+from coalmine.argument_checks import one_number, short_repr, whole_number
 from coalmine.audit import Audit
 from coalmine.measure.schedule import Indices
 
@@ -65,7 +65,7 @@ class ExampleSelection:
             )
         picked = np.asarray(indices).reshape(-1)
         if picked.size and picked.dtype.kind not in "iu":
-            raise ValueError(f"indices must be whole numbers, got {shown(indices)}")
+            raise ValueError(f"indices must be whole numbers, got {short_repr(indices)}")
         rows = picked[picked >= 0].astype(np.int64)  # negative ones pad a batch
         if rows.size and rows.max() >= self.rows:
             raise ValueError(f"indices must lie in 0..{self.rows - 1}, got {rows.max()}")
@@ -112,7 +112,8 @@ class Watched(BatchSelectionStrategy):  # type: ignore[misc]
     def __init__(self, strategy: Any, steps: Watcher) -> None:
         if not isinstance(strategy, BatchSelectionStrategy):
             raise TypeError(
-                f"watched() takes a strategy of jax_privacy.batch_selection that selects examples, got {shown(strategy)}"
+                "watched() takes a strategy of jax_privacy.batch_selection that selects examples, got "
+                f"{short_repr(strategy)}"
             )
         self._strategy, self._steps = strategy, steps
 

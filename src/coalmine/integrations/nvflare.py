@@ -26,7 +26,7 @@ try:
 except ImportError as error:
     raise ImportError("auditing NVFlare needs: pip install 'coalmine[nvflare]'") from error
 
-from coalmine.argument_checks import shown
+from coalmine.argument_checks import short_repr
 from coalmine.audit import Audit, Seed
 from coalmine.canaries import RotatedCanaries
 from coalmine.integrations.journal import Journal, seen_accounting
@@ -95,9 +95,9 @@ def audited(
     `sampling` is judged with the sites that the server chose.
     """
     if not isinstance(recipe, Recipe):
-        raise TypeError(f"recipe must be a recipe of NVFlare, got {shown(recipe)}")
+        raise TypeError(f"recipe must be a recipe of NVFlare, got {short_repr(recipe)}")
     if isinstance(canaries, str) or not all(isinstance(name, str) for name in canaries):
-        raise TypeError(f"canaries must list the names of sites, got {shown(canaries)}")
+        raise TypeError(f"canaries must list the names of sites, got {short_repr(canaries)}")
     unknown = sorted(set(canaries) - set(sites))
     if unknown:
         raise ValueError(f"canaries must be in sites, got {', '.join(unknown)}")

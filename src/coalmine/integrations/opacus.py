@@ -31,7 +31,7 @@ try:
 except ImportError as error:
     raise ImportError("auditing Opacus needs: pip install 'coalmine[opacus]'") from error
 
-from coalmine.argument_checks import Floats, count_of, one_number, shown, whole_number
+from coalmine.argument_checks import Floats, count_of, one_number, short_repr, whole_number
 from coalmine.audit import Audit
 from coalmine.evidence.gauges.training_gauges import FEWEST_ROUNDS
 from coalmine.integrations.journal import Journal
@@ -194,7 +194,7 @@ def audited(
 def unaudited(optimizer: Optimizer) -> Optimizer:
     """The same optimizer without its audit; the accountant's hook stays. Without an audit, nothing changes."""
     if not isinstance(optimizer, DPOptimizer):
-        raise TypeError(f"optimizer must be the one that make_private returned, got {shown(optimizer)}")
+        raise TypeError(f"optimizer must be the one that make_private returned, got {short_repr(optimizer)}")
     attached = getattr(optimizer.add_noise, "__self__", None)
     if isinstance(attached, _OptimizerAudit):
         attached.detach()
@@ -934,7 +934,7 @@ def _checked_unit(unit: str | None) -> str | None:
     if not fits:
         raise ValueError(
             f"unit must name what one row of the data set holds, such as 'document', in at most {LONGEST_UNIT} printable "
-            f"characters, got {shown(unit)}"
+            f"characters, got {short_repr(unit)}"
         )
     return unit.strip()
 
@@ -1016,7 +1016,7 @@ def _checked_options(
 
 def _check_optimizer(optimizer: DPOptimizer, through_clip: bool | None) -> None:
     if not isinstance(optimizer, DPOptimizer):
-        raise TypeError(f"optimizer must be the one that make_private returned, got {shown(optimizer)}")
+        raise TypeError(f"optimizer must be the one that make_private returned, got {short_repr(optimizer)}")
     if not optimizer.params:
         raise ValueError("the optimizer must hold at least one parameter that requires gradients, got none")
     if isinstance(optimizer, DistributedPerLayerOptimizer):
@@ -1027,7 +1027,7 @@ def _check_optimizer(optimizer: DPOptimizer, through_clip: bool | None) -> None:
     if isinstance(getattr(optimizer.add_noise, "__self__", None), _OptimizerAudit):
         raise ValueError("this optimizer is audited already: unaudited(optimizer) removes the first audit")
     if not isinstance(through_clip, bool | None):
-        raise TypeError(f"through_clip must be True, False or None, got {shown(through_clip)}")
+        raise TypeError(f"through_clip must be True, False or None, got {short_repr(through_clip)}")
     if through_clip and not _has_example_gradients(optimizer):
         raise ValueError(
             f"through_clip needs per-example gradients and one clip norm, and {type(optimizer).__name__} lacks them; "
@@ -1063,7 +1063,7 @@ def _named_tensors(model: Any) -> "dict[str, torch.Tensor]":
     except (TypeError, ValueError):
         tensors = {}
     if not tensors or not all(isinstance(tensor, torch.Tensor) for tensor in tensors.values()):
-        raise TypeError(f"model must be a torch module or map parameter names to tensors, got {shown(model)}")
+        raise TypeError(f"model must be a torch module or map parameter names to tensors, got {short_repr(model)}")
     plain = {_plain_name(str(name)): tensor for name, tensor in tensors.items()}
     return plain if len(plain) == len(tensors) else tensors
 

@@ -17,7 +17,7 @@ from opacus.optimizers import DistributedDPOptimizer, DPOptimizer, FSDPOptimizer
 from opacus.optimizers.ddpoptimizer_fast_gradient_clipping import DistributedDPOptimizerFastGradientClipping
 from torch.distributed.tensor import DTensor
 
-from coalmine.argument_checks import Floats, shown
+from coalmine.argument_checks import Floats, short_repr
 from coalmine.audit import Audit
 from coalmine.integrations.opacus_accounting import ADJACENCY, UNIT
 from coalmine.integrations.setup import AuditSettings, new_audit_settings, own_audit, refuse_finished, set_up_audit
@@ -276,7 +276,7 @@ class Sharded(Replicated):
         if norms is None:
             raise TypeError(
                 "with data_loader, model must be the one that make_private returned: it counts the examples of a step; "
-                f"got {shown(self._model)}"
+                f"got {short_repr(self._model)}"
             )
         return len(norms)
 

@@ -20,7 +20,7 @@ try:
 except ImportError as error:
     raise ImportError("auditing pfl needs an environment of its own with: pip install 'coalmine[pfl]'") from error
 
-from coalmine.argument_checks import shown
+from coalmine.argument_checks import short_repr
 from coalmine.audit import Audit
 from coalmine.integrations.journal import Journal, seen_accounting
 from coalmine.integrations.setup import CLIP_SCALE, AuditSettings, nonnegative, positive, set_up_audit, watch_noise
@@ -59,9 +59,9 @@ def audited(
     training task.
     """
     if not isinstance(privacy, Postprocessor):
-        raise TypeError(f"privacy must be a postprocessor of pfl, got {shown(privacy)}")
+        raise TypeError(f"privacy must be a postprocessor of pfl, got {short_repr(privacy)}")
     if model is not None and not isinstance(model, torch.nn.Module):
-        raise TypeError(f"model must be a torch module, got {shown(model)}")
+        raise TypeError(f"model must be a torch module, got {short_repr(model)}")
     mechanism = getattr(privacy, "underlying_mechanism", privacy)
     if clip_norm is None:
         clip_norm = getattr(mechanism, "clipping_bound", None)

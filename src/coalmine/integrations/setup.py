@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
-from coalmine.argument_checks import nonnegative_array, one_number, positive_array, shown
+from coalmine.argument_checks import nonnegative_array, one_number, positive_array, short_repr
 from coalmine.audit import Audit, OnViolation, Seed
 from coalmine.estimators.mechanism import mechanism_epsilon
 from coalmine.log.commitment import TOLERANCE
@@ -109,7 +109,7 @@ def own_audit(**settings: Unpack[AuditSettings]) -> Audit:
     others = _provided_settings(**settings)
     audit = others.pop("audit")
     if not isinstance(audit, Audit):
-        raise TypeError(f"audit must be a coalmine.Audit, got {shown(audit)}")
+        raise TypeError(f"audit must be a coalmine.Audit, got {short_repr(audit)}")
     if others:
         raise ValueError(f"audit= is an audit with settings of its own, so omit {', '.join(others)}")
     return audit

@@ -20,7 +20,7 @@ try:
 except ImportError as error:
     raise ImportError("auditing several processes needs: pip install 'coalmine[simulation]'") from error
 
-from coalmine.argument_checks import Floats, one_number, shown
+from coalmine.argument_checks import Floats, one_number, short_repr
 from coalmine.measure.torch_group import LostRankError, TorchGroup, missing_ranks
 
 __all__ = ["GroupSum", "LostRankError", "reduce_over"]
@@ -43,7 +43,7 @@ def reduce_over(group: Any = None, *, timeout: float = TIMEOUT, backend: str = "
     if not distributed.is_available() or not distributed.is_initialized():
         raise ValueError("reduce_over needs a process group: call torch.distributed.init_process_group before it")
     if backend not in ("gloo", "nccl"):
-        raise ValueError(f"backend must be 'gloo' or 'nccl', got {shown(backend)}")
+        raise ValueError(f"backend must be 'gloo' or 'nccl', got {short_repr(backend)}")
     if not getattr(distributed, f"is_{backend}_available")():
         raise ValueError(f"backend must be one that this torch was built with, got {backend!r}; name another")
     if group is distributed.GroupMember.NON_GROUP_MEMBER or distributed.get_rank(group) < 0:
@@ -118,4 +118,4 @@ def _own_store(group: Any) -> Any:
 def _kind(numbers: Any) -> str:
     if isinstance(numbers, np.ndarray):
         return f"an array of {numbers.dtype} with {numbers.ndim} dimensions"
-    return shown(numbers)
+    return short_repr(numbers)

@@ -23,7 +23,7 @@ try:
 except ImportError as error:
     raise ImportError("auditing a Hugging Face Trainer needs: pip install 'coalmine[transformers]'") from error
 
-from coalmine.argument_checks import shown
+from coalmine.argument_checks import short_repr
 from coalmine.audit import Audit
 from coalmine.integrations import opacus
 from coalmine.integrations.setup import AuditSettings
@@ -146,10 +146,10 @@ class PrivateTraining:
     ) -> None:
         if not isinstance(private_loader, torch.utils.data.DataLoader):
             raise TypeError(
-                f"private_loader must be the loader that make_private returned, got {shown(private_loader)}"
+                f"private_loader must be the loader that make_private returned, got {short_repr(private_loader)}"
             )
         if criterion is not None and not callable(criterion):
-            raise TypeError(f"criterion must take logits and labels and return a loss, got {shown(criterion)}")
+            raise TypeError(f"criterion must take logits and labels and return a loss, got {short_repr(criterion)}")
         loss, own_loss = next_token_loss if criterion is None else criterion, kwargs.get("compute_loss_func")
         if own_loss is None:
             kwargs["compute_loss_func"] = lambda outputs, labels, **_: self._checked_loss(loss(outputs.logits, labels))
@@ -206,7 +206,7 @@ def _private_optimizer(wrapped: Any) -> DPOptimizer:
     if not isinstance(optimizer, DPOptimizer):
         raise TypeError(
             "the Trainer must have the optimizer that make_private returned, got "
-            f"{shown(wrapped if optimizer is None else optimizer)}: pass Trainer(optimizers=(optimizer, None))"
+            f"{short_repr(wrapped if optimizer is None else optimizer)}: pass Trainer(optimizers=(optimizer, None))"
         )
     return optimizer
 

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from coalmine.argument_checks import count_of, shown
+from coalmine.argument_checks import count_of, short_repr
 
 Rows = npt.NDArray[np.int64]
 MOST_NAMED = 8  # batch sizes that an error lists
@@ -159,7 +159,7 @@ class PickedRows:
         if not rows.size:
             return np.zeros(0, dtype=np.int64)
         if rows.ndim != 1 or rows.dtype.kind not in "iu" or rows.min() < 0 or rows.max() >= self.count:
-            raise ValueError(f"the batch sampler must pick rows in 0..{self.count - 1}, got {shown(batch)}")
+            raise ValueError(f"the batch sampler must pick rows in 0..{self.count - 1}, got {short_repr(batch)}")
         return rows.astype(np.int64)
 
 
@@ -191,7 +191,9 @@ class _Deliveries:
 def check_loader(loader: Any, *, every_rank: bool = False) -> None:
     """Reject a loader whose rows cannot be matched to steps. With `every_rank`, each rank watches its own loader."""
     if not isinstance(loader, DataLoader):
-        raise TypeError(f"data_loader must be the torch DataLoader that make_private returned, got {shown(loader)}")
+        raise TypeError(
+            f"data_loader must be the torch DataLoader that make_private returned, got {short_repr(loader)}"
+        )
     if isinstance(loader.dataset, IterableDataset):
         raise ValueError("data_loader must have a data set with rows, but an iterable one has none; omit data_loader")
     if loader.batch_sampler is None:
@@ -211,7 +213,9 @@ def check_loader(loader: Any, *, every_rank: bool = False) -> None:
             "are not observed; train in one process, or omit data_loader"
         )
     if not hasattr(loader.batch_sampler, "__dict__"):
-        raise ValueError(f"data_loader must have a torch Sampler as batch_sampler, got {shown(loader.batch_sampler)}")
+        raise ValueError(
+            f"data_loader must have a torch Sampler as batch_sampler, got {short_repr(loader.batch_sampler)}"
+        )
     if _is_watched(loader) or _is_watched(loader.batch_sampler):
         raise ValueError("this data loader is observed by another audit: unaudited(optimizer) takes that one out")
 

@@ -20,7 +20,7 @@ TOLERANCE = 1e-9  # relative, of numbers that are computed again
 
 
 @dataclass(frozen=True, kw_only=True)
-class Statement:
+class Precommitment:
     """The statement that an audit commits to before round 1, besides seed and settings.
 
     `claim` holds the fields of the claim; None if nothing was claimed in advance. `config_sha256` is that of the trainer's
@@ -54,12 +54,12 @@ class Commitment:
         cls,
         seed: SupportsIndex | bytes,
         settings: Settings,
-        statement: Statement | None = None,
+        statement: Precommitment | None = None,
         *,
         salt: str | None = None,
     ) -> "Commitment":
         salt = secrets.token_hex(16) if salt is None else salt
-        stated = asdict(statement or Statement(demonstration=is_guessable(seed)))
+        stated = asdict(statement or Precommitment(demonstration=is_guessable(seed)))
         everything = {"version": COMMITMENT_VERSION, "settings": settings.to_dict(), "statement": stated}
         return cls(salt, _salted_digest(salt, settings.to_dict(), seed), _salted_digest(salt, everything, seed))
 
@@ -79,7 +79,7 @@ class Commitment:
             f"{COMMITMENT_VERSION})"
         )
 
-    def opens_to(self, seed: SupportsIndex | bytes, settings: Settings, statement: Statement | None = None) -> bool:
+    def opens_to(self, seed: SupportsIndex | bytes, settings: Settings, statement: Precommitment | None = None) -> bool:
         """Whether seed and settings are those committed to, and the statement too if it is given."""
         opened = Commitment.to(seed, settings, statement, salt=self.salt)
         pairs = [(opened.sha256, self.sha256)]
@@ -98,7 +98,7 @@ def _salted_digest(salt: str, content: dict[str, Any], seed: SupportsIndex | byt
     return digest.hexdigest()
 
 
-def alike(one: Any, two: Any, *, abs_tol: float = 0.0) -> bool:
+def json_equal(one: Any, two: Any, *, abs_tol: float = 0.0) -> bool:
     """Whether two values of JSON are the same, numbers up to the last digits, in which processors and libraries differ."""
     if isinstance(one, bool) or isinstance(two, bool):
         return one is two
@@ -110,7 +110,7 @@ def alike(one: Any, two: Any, *, abs_tol: float = 0.0) -> bool:
         except OverflowError:  # a whole number beyond the range of a float
             return False
     if isinstance(one, dict) and isinstance(two, dict):
-        return one.keys() == two.keys() and all(alike(one[name], two[name], abs_tol=abs_tol) for name in one)
+        return one.keys() == two.keys() and all(json_equal(one[name], two[name], abs_tol=abs_tol) for name in one)
     if isinstance(one, list | tuple) and isinstance(two, list | tuple):
-        return len(one) == len(two) and all(alike(a, b, abs_tol=abs_tol) for a, b in zip(one, two, strict=True))
+        return len(one) == len(two) and all(json_equal(a, b, abs_tol=abs_tol) for a, b in zip(one, two, strict=True))
     return bool(one == two)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO, Any, NoReturn
 from weakref import WeakSet
 
-from coalmine.argument_checks import shown
+from coalmine.argument_checks import short_repr
 
 fcntl: Any
 msvcrt: Any
@@ -259,7 +259,7 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     values = dict(pairs)
     if len(values) != len(pairs):
         repeated = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
-        raise ValueError(f"the key {shown(repeated)} occurs twice")
+        raise ValueError(f"the key {short_repr(repeated)} occurs twice")
     return values
 
 

@@ -16,7 +16,7 @@ from coalmine.measure.settings import Settings
 
 
 @dataclass(frozen=True)
-class Rounds:
+class LogReader:
     """Rounds and final model, each array a view of the file.
 
     A result is derived from the properties of a log that this has too, so it can replace one (`as_log`).
@@ -39,7 +39,7 @@ class Rounds:
     def as_log(self) -> RoundLog:
         return cast(RoundLog, self)
 
-    def thinned(self, settings: Settings, *, most: int, least: int | None = None) -> tuple["Rounds", Settings]:
+    def thinned(self, settings: Settings, *, most: int, least: int | None = None) -> tuple["LogReader", Settings]:
         """With fewer unobserved canaries, so that a pass over the rounds reads about `most` numbers.
 
         At least `least` stay, by default as many as there are observed ones. Use the rest for plots, not for results.
@@ -63,7 +63,7 @@ class Rounds:
         return dataclasses.replace(self, kept=tuple(cut(item) for item in self.kept), final=final), fewer
 
 
-def map_rounds(path: Path, *, checked: bool = True) -> Rounds:
+def map_rounds(path: Path, *, checked: bool = True) -> LogReader:
     """The rounds in a log file, skipped ones left out, up to a torn last record; ValueError if it is not a log.
 
     Without `checked` digests are not compared: no result may be computed from such rounds.
@@ -84,7 +84,7 @@ def map_rounds(path: Path, *, checked: bool = True) -> Rounds:
         else:
             outcome = item.values
     kept = tuple(item for item in items if not item.skipped)
-    return Rounds(kept, final, tuple(item.number for item in items), outcome, digest.hex())
+    return LogReader(kept, final, tuple(item.number for item in items), outcome, digest.hex())
 
 
 class _Window:

@@ -38,7 +38,7 @@ Size = Annotated[int, msgspec.Meta(ge=0)]
 
 
 @dataclass(frozen=True)
-class Outcome:
+class TrainerRecord:
     """The trainer's own entries of the result, such as the accuracy; the last record."""
 
     values: dict[str, Any]
@@ -83,7 +83,7 @@ class RoundLog:
         self._path = path
         self._read_only = read_only
         self._final: Final | None = None
-        self._outcome: Outcome | None = None
+        self._outcome: TrainerRecord | None = None
         self._entries: list[Entry] = []
         self._skipped = 0  # rounds among the entries
         self._digests: list[bytes] = []
@@ -155,7 +155,7 @@ class RoundLog:
     def close_run(self, values: dict[str, Any]) -> None:
         """Record the trainer's own entries of the result, so that they can be verified. Does nothing if unchanged."""
         if self.outcome != values:
-            outcome = Outcome(values)
+            outcome = TrainerRecord(values)
             self._write("outcome", outcome)
             self._outcome = outcome
 
@@ -197,14 +197,14 @@ class RoundLog:
             raise ValueError(f"the log {self._path} is closed")
         return self._handle
 
-    def _write(self, kind: str, item: Round | Final | Outcome) -> None:
+    def _write(self, kind: str, item: Round | Final | TrainerRecord) -> None:
         if self._read_only:
             raise ValueError(f"the log {self._path} is open for reading only")
         with self._writer:
             handle = self._open_handle()
             check_types(item)  # a record that cannot be read again must not be written
             check_values(item)
-            if isinstance(item, Outcome):
+            if isinstance(item, TrainerRecord):
                 check_depth(item.values)
             data, digest = encode(kind, item, self._digests[-1] if self._digests else b"")
             try:
@@ -310,7 +310,7 @@ class _Reader:
         return data
 
 
-def encode(kind: str, item: Round | Final | Outcome, previous: bytes) -> tuple[bytes, bytes]:
+def encode(kind: str, item: Round | Final | TrainerRecord, previous: bytes) -> tuple[bytes, bytes]:
     """A record as bytes, and its digest, chained to the `previous` one."""
     header: dict[str, Any] = {"kind": kind, "arrays": []}
     body = []
@@ -334,7 +334,7 @@ def _chained(*parts: bytes) -> bytes:
     return digest.digest()
 
 
-def _flat(item: Round | Final | Outcome) -> Iterator[tuple[str, Any]]:
+def _flat(item: Round | Final | TrainerRecord) -> Iterator[tuple[str, Any]]:
     for part in fields(item):
         value = getattr(item, part.name)
         if part.name == "scores":
@@ -343,7 +343,7 @@ def _flat(item: Round | Final | Outcome) -> Iterator[tuple[str, Any]]:
             yield part.name, value
 
 
-def decode(head: bytes, body: bytes) -> tuple[str, Round | Final | Outcome]:
+def decode(head: bytes, body: bytes) -> tuple[str, Round | Final | TrainerRecord]:
     """The inverse of `encode`, for bytes whose digest is correct.
 
     The digest covers header and arrays, not where one ends and the other begins. So the header must be one JSON object
@@ -370,7 +370,7 @@ def decode(head: bytes, body: bytes) -> tuple[str, Round | Final | Outcome]:
         return kind, Final(**header, **values)
     if kind == "outcome":
         check_depth(header)
-        return kind, Outcome(**header)
+        return kind, TrainerRecord(**header)
     raise ValueError(f"unknown record {kind!r}; was this file written by a newer coalmine?")
 
 

@@ -24,9 +24,9 @@ from typing import Any, NoReturn, SupportsIndex
 import msgspec
 import tomli_w
 
-from coalmine.argument_checks import shown
+from coalmine.argument_checks import short_repr
 from coalmine.canaries.seeds import is_guessable
-from coalmine.log.commitment import COMMITMENT_VERSION, SCHEMA_VERSION, Commitment, Statement, alike
+from coalmine.log.commitment import COMMITMENT_VERSION, SCHEMA_VERSION, Commitment, Precommitment, json_equal
 from coalmine.log.files import (
     BINARY,
     FileLock,
@@ -39,7 +39,7 @@ from coalmine.log.files import (
     write_at,
     write_atomically,
 )
-from coalmine.log.mapped_rounds import Rounds, map_rounds
+from coalmine.log.mapped_rounds import LogReader, map_rounds
 from coalmine.log.result_file import Writable, write_result_file
 from coalmine.log.rounds_file import RoundLog
 from coalmine.log.single_writer import refuse_copy
@@ -166,12 +166,14 @@ class RunDirectory:
         text = "".join(json.dumps(line, allow_nan=False) + "\n" for line in kept)
         write_atomically(self.path / "metrics.jsonl", text.encode())
 
-    def commit(self, seed: SupportsIndex | bytes, settings: Settings, statement: Statement | None = None) -> Commitment:
+    def commit(
+        self, seed: SupportsIndex | bytes, settings: Settings, statement: Precommitment | None = None
+    ) -> Commitment:
         """Publish the commitment before round 1; an existing one must match seed, settings and statement.
 
         The directory itself adds to the statement whether the seed can be guessed, and the digest of config.toml.
         """
-        given = statement or Statement()
+        given = statement or Precommitment()
         self.lock()
         path = self.path / "audit" / "record.json"
         if path.exists():
@@ -190,7 +192,7 @@ class RunDirectory:
                     )
                 changed = [name for name in old | new if old.get(name) != new.get(name)]
                 raise ValueError(f"{self.path} holds an audit with other settings (it differs in {', '.join(changed)})")
-            if given.claim is not None and not alike(statement.claim, given.claim):
+            if given.claim is not None and not json_equal(statement.claim, given.claim):
                 raise ValueError(
                     f"{self.path} holds an audit that started with another claim: {_claim_text(statement.claim)}, not "
                     f"{_claim_text(given.claim)}; omit claim= to resume it, or choose another directory"
@@ -272,11 +274,11 @@ class RunDirectory:
         except (KeyError, ValueError, RecursionError) as error:
             raise ValueError(f"{self.path / 'audit/record.json'} is not a record of an audit ({error})") from None
 
-    def read_statement(self) -> Statement:
+    def read_statement(self) -> Precommitment:
         """The statement that was committed to before round 1, besides seed and settings."""
         record = self._json("audit/record.json")
         try:
-            return msgspec.convert(record["statement"], Statement)
+            return msgspec.convert(record["statement"], Precommitment)
         except (KeyError, TypeError, ValueError, RecursionError) as error:
             raise ValueError(f"{self.path / 'audit/record.json'} is not a record of an audit ({error})") from None
 
@@ -284,7 +286,7 @@ class RunDirectory:
         """The log of rounds, read-only."""
         return RoundLog(self._log_file(), read_only=True)
 
-    def map_rounds(self) -> Rounds:
+    def map_rounds(self) -> LogReader:
         """The rounds of a finished run, mapped into memory."""
         return map_rounds(self._log_file())
 
@@ -319,7 +321,7 @@ class RunDirectory:
         version = values.get("schema_version")
         if version != SCHEMA_VERSION:
             raise ValueError(
-                f"{self.path / name} has schema version {shown(version)}, this coalmine reads {SCHEMA_VERSION}"
+                f"{self.path / name} has schema version {short_repr(version)}, this coalmine reads {SCHEMA_VERSION}"
             )
         return values
 
@@ -327,7 +329,7 @@ class RunDirectory:
 def _claim_text(claim: Mapping[str, Any] | None) -> str:
     """A claim's fields in a message."""
     known = {name: value for name, value in (claim or {}).items() if value not in (None, False)}
-    return ", ".join(f"{name} {shown(value)}" for name, value in known.items()) or "none"
+    return ", ".join(f"{name} {short_repr(value)}" for name, value in known.items()) or "none"
 
 
 def _metrics(line: bytes) -> dict[str, Any] | None:

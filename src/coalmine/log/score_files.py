@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from coalmine.argument_checks import Floats, finite_array, shown
+from coalmine.argument_checks import Floats, finite_array, short_repr
 from coalmine.log.files import read_regular, read_stream
 
 Role = Literal["observed", "unobserved"]
@@ -117,7 +117,7 @@ def _numbers(name: str, cells: Cells) -> Floats:
         try:
             numbers[row] = _number(cell)
         except (TypeError, ValueError):
-            problem = "missing" if cell is None or cell == "" else f"{shown(cell)}, which is not a number"
+            problem = "missing" if cell is None or cell == "" else f"{short_repr(cell)}, which is not a number"
             raise ValueError(f"score {row + 1} of {cells.size} in {name} is {problem}") from None
     return finite_array(f"the scores in {name}", numbers)
 

@@ -4,7 +4,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, SupportsIndex
 
-from coalmine.log.commitment import Commitment, Statement
+from coalmine.log.commitment import Commitment, Precommitment
 from coalmine.log.rounds_file import RoundLog
 from coalmine.log.run_directory import RunDirectory
 from coalmine.measure.ranks import Ranks
@@ -82,7 +82,7 @@ class OpenedRun:
 
     directory: RunDirectory | None
     log: SharedLog
-    statement: Statement
+    statement: Precommitment
     commitment: Commitment
 
 
@@ -90,7 +90,7 @@ def open_run(
     directory: RunDirectory | Path | str | None,
     seed: SupportsIndex | bytes,
     settings: Settings,
-    statement: Statement,
+    statement: Precommitment,
     ranks: Ranks,
 ) -> OpenedRun:
     """Commit to the settings and open the log: in the directory, which may hold earlier rounds, or in memory.
@@ -121,4 +121,4 @@ def open_run(
     run = ranks.gather(open_here)[0]
     home, held = opened[0] if opened else (None, None)
     log = SharedLog(held, LogState(**run["state"]), ranks)
-    return OpenedRun(home, log, Statement(**run["statement"]), Commitment.from_dict(run["commitment"]))
+    return OpenedRun(home, log, Precommitment(**run["statement"]), Commitment.from_dict(run["commitment"]))

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from coalmine.argument_checks import shown, whole_number
+from coalmine.argument_checks import short_repr, whole_number
 from coalmine.canaries.blocked import cut_into_blocks
 from coalmine.measure.ranks import Ranks, differences
 from coalmine.measure.trees import Tree
@@ -83,7 +83,7 @@ def _own_blocks(tree: Tree, blocks: Sequence[int] | None) -> list[int]:
     if blocks is None:
         return [size for held in tree.device_sizes or (tree.dim,) for size in cut_into_blocks(held)]
     if not isinstance(blocks, Iterable):
-        raise ValueError(f"blocks must list the sizes of blocks, got {shown(blocks)}")
+        raise ValueError(f"blocks must list the sizes of blocks, got {short_repr(blocks)}")
     own = [whole_number("the size of a block", size, minimum=2) for size in blocks]
     if sum(own) != tree.dim:
         raise ValueError(f"blocks must add up to the {tree.dim} coordinates of the parameters here, got {sum(own)}")

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from coalmine.argument_checks import Floats, one_line, shown
+from coalmine.argument_checks import Floats, one_line, short_repr
 
 _OK, _FAILED = 1.0, 2.0
 _STATE = 3  # numbers of each rank in every sum: its status, its round, and a digest of its arguments
@@ -38,7 +38,7 @@ class Ranks:
         if not 0 <= self.rank < self.size:
             raise ValueError(f"reduce must have a rank from 0 to size - 1, got rank {self.rank} of {self.size}")
         if reduce is not None and not callable(reduce):
-            raise ValueError(f"reduce must be a function of numbers, got {shown(reduce)}")
+            raise ValueError(f"reduce must be a function of numbers, got {short_repr(reduce)}")
 
     @property
     def several(self) -> bool:
@@ -140,7 +140,7 @@ class Ranks:
 def _whole(name: str, reduce: Any) -> int:
     value = getattr(reduce, name, None)
     if not isinstance(value, int):
-        raise ValueError(f"reduce must have a whole number as {name}, got {shown(value)}; use reduce_over()")
+        raise ValueError(f"reduce must have a whole number as {name}, got {short_repr(value)}; use reduce_over()")
     return value
 
 
@@ -162,8 +162,8 @@ def differences(own: Mapping[str, Any], other: Mapping[str, Any], rank: int) -> 
 
 
 def _shown_differences(first: Any, second: Any, place: str = "") -> tuple[str, str]:
-    """Two different values as text; of long lists, which `shown` would cut, the part from the first difference on."""
-    texts = (place + shown(first), place + shown(second))
+    """Two different values as text; of long lists, which `short_repr` would cut, the part from the first difference on."""
+    texts = (place + short_repr(first), place + short_repr(second))
     if texts[0] != texts[1] or not (isinstance(first, list) and isinstance(second, list)):
         return texts
     index = next((n for n, (one, two) in enumerate(zip(first, second, strict=False)) if one != two), None)

@@ -7,7 +7,7 @@ from typing import SupportsIndex
 import numpy as np
 import numpy.typing as npt
 
-from coalmine.argument_checks import WrongTypeError, one_number, positive_array, shown, whole_number
+from coalmine.argument_checks import WrongTypeError, one_number, positive_array, short_repr, whole_number
 from coalmine.measure.settings import Settings
 from coalmine.measure.vectors import LONGEST, SHORTEST
 
@@ -59,7 +59,7 @@ class RoundFacts:
 def observed_indices(present: Iterable[SupportsIndex], settings: Settings) -> list[int]:
     """Distinct observed canaries, rejected unless they lie in 0..canaries - 1."""
     if not isinstance(present, Iterable):
-        raise WrongTypeError(f"present must list canaries, got {shown(present)}")
+        raise WrongTypeError(f"present must list canaries, got {short_repr(present)}")
     listed = list(present.tolist() if hasattr(present, "tolist") else present)
     indices = [whole_number("a canary's index", index, minimum=0) for index in listed]
     beyond = [index for index in indices if index >= settings.canaries]
@@ -85,7 +85,7 @@ def _noise_std(value: float) -> float | None:
 def _cohort_size(participants: int, canaries: int) -> int:
     number = whole_number("participants", participants, minimum=0)
     if number > MOST_CLIENTS:
-        raise ValueError(f"participants must be at most {MOST_CLIENTS:,}, got {shown(number)}")
+        raise ValueError(f"participants must be at most {MOST_CLIENTS:,}, got {short_repr(number)}")
     if number < canaries:
         raise ValueError(f"participants must count the {canaries} canaries of the round too, got {number}")
     return number

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from coalmine.argument_checks import WrongTypeError, delta_array, one_number, shown, whole_number
+from coalmine.argument_checks import WrongTypeError, delta_array, one_number, short_repr, whole_number
 from coalmine.estimators.correlated import BandedNoise, CorrelatedNoise, TreeNoise, correlated_noise
 from coalmine.estimators.sampling import Sampling, checked_sampling, sampling_from_dict, sampling_to_dict
 
@@ -149,7 +149,7 @@ class Settings:
         types = get_type_hints(cls)
         unknown = sorted(values.keys() - types.keys())
         if unknown:
-            raise ValueError(f"unknown settings: {shown(unknown)}")
+            raise ValueError(f"unknown settings: {short_repr(unknown)}")
         missing = sorted({"dim", "canaries", "unobserved", "delta"} - values.keys())
         if missing:
             raise ValueError(f"settings without {', '.join(missing)}")
@@ -157,7 +157,7 @@ class Settings:
             noise = correlated_noise(values["noise"]) if values.get("noise") else None
         except (KeyError, TypeError, AttributeError, OverflowError) as error:
             raise ValueError(
-                f"noise must have the form that an audit writes, got {shown(values['noise'])} ({error})"
+                f"noise must have the form that an audit writes, got {short_repr(values['noise'])} ({error})"
             ) from None
         sampling = sampling_from_dict(values["sampling"]) if values.get("sampling") else None
         objects = ("noise", "sampling")
@@ -191,7 +191,7 @@ def checked_settings(
     canaries = whole_number("canaries", canaries, minimum=FEWEST)
     for name, number in (("dim", dim), ("canaries", canaries)):
         if number > LARGEST:
-            raise ValueError(f"{name} must be at most {LARGEST:,}, got {shown(number)}")
+            raise ValueError(f"{name} must be at most {LARGEST:,}, got {short_repr(number)}")
     if kind not in ("rotated", "sphere"):
         raise ValueError(f"kind must be 'rotated' or 'sphere', got {kind!r}")
     if canaries + FEWEST > dim:
@@ -209,7 +209,7 @@ def checked_settings(
     if not 0 <= beta < 1:
         raise ValueError(f"momentum must lie in [0, 1), got {beta}")
     if noise is not None and not isinstance(noise, TreeNoise | BandedNoise):
-        raise WrongTypeError(f"noise must be a TreeNoise, a BandedNoise or None, got {shown(noise)}")
+        raise WrongTypeError(f"noise must be a TreeNoise, a BandedNoise or None, got {short_repr(noise)}")
     if (beta or noise) and wanted < FEWEST_WITH_MOMENTUM:
         undone = "momentum is undone" if beta else "correlated noise is whitened"
         raise ValueError(
@@ -219,7 +219,7 @@ def checked_settings(
     try:
         named = tuple((str(name), whole_number("layer size", size, minimum=1)) for name, size in layers or ())
     except TypeError:
-        raise WrongTypeError(f"layers must be pairs of a name and a size, got {shown(layers)}") from None
+        raise WrongTypeError(f"layers must be pairs of a name and a size, got {short_repr(layers)}") from None
     if len({name for name, _ in named}) < len(named):
         raise ValueError("layers must have different names, got one twice: each has its own gauge")
     if named and sum(size for _, size in named) != dim:
@@ -228,7 +228,7 @@ def checked_settings(
     if sampling is not None:
         rounds = _rounds_of(checked_sampling(sampling), rounds, groups)
     if rounds is not None and whole_number("rounds", rounds, minimum=1) > MOST_ROUNDS:
-        raise ValueError(f"rounds must be at most {MOST_ROUNDS:,}, got {shown(rounds)}")
+        raise ValueError(f"rounds must be at most {MOST_ROUNDS:,}, got {short_repr(rounds)}")
     most = presentation_counts(canaries, groups).max()
     if rounds is not None and most > rounds:
         raise ValueError(f"presentations must be at most rounds = {rounds}, got {most}")

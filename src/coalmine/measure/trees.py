@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from coalmine.argument_checks import printable, shown
+from coalmine.argument_checks import printable, short_repr
 from coalmine.measure.vectors import as_tensor, is_device_jax, is_tensor, jax_measures, numpy_vector, unusable
 
 DEEPEST = 100  # levels of nesting
@@ -43,7 +43,7 @@ class Leaf:
             module = "; for a torch module pass dict(module.named_parameters())" if name == WHOLE else ""
             raise ValueError(
                 f"parameters must be numpy arrays, torch tensors or jax arrays in dicts, lists and tuples, got "
-                f"{shown(value)} at {name}{module}"
+                f"{short_repr(value)} at {name}{module}"
             )
         if problem := _unreadable_reason(local, kind):
             raise ValueError(f"{name} must be a plain array, got {problem}")
@@ -86,7 +86,7 @@ class Leaf:
         """This process's part of a value for this leaf. Raises ValueError if it is not an array of this shape."""
         local, _ = _local_part(f"{argument} at {self.name}", value)
         kind = kind_of(local)
-        problem = shown(value) if kind is None else _unreadable_reason(local, kind)
+        problem = short_repr(value) if kind is None else _unreadable_reason(local, kind)
         if problem:
             raise ValueError(f"{argument} must hold a plain array at {self.name}, got {problem}")
         if _is_flag_or_complex(local):
@@ -562,17 +562,17 @@ def _matching_leaves(skeleton: Any, value: Any, argument: str, name: str) -> Ite
     if skeleton is None:
         if value is not None:
             raise ValueError(
-                f"{argument} must have the model's structure, which has nothing{where}, got {shown(value)}"
+                f"{argument} must have the model's structure, which has nothing{where}, got {short_repr(value)}"
             )
         return
     if isinstance(skeleton, int):
         if _is_container(value) or value is None:
-            raise ValueError(f"{argument} must have the model's structure, an array{where}, got {shown(value)}")
+            raise ValueError(f"{argument} must have the model's structure, an array{where}, got {short_repr(value)}")
         yield skeleton, value
         return
     if isinstance(skeleton, Mapping):
         if not isinstance(value, Mapping):
-            raise ValueError(f"{argument} must have the model's structure, a dict{where}, got {shown(value)}")
+            raise ValueError(f"{argument} must have the model's structure, a dict{where}, got {short_repr(value)}")
         missing = [key for key in skeleton if key not in value]
         extra = [key for key in value if key not in skeleton]
         if missing or extra:
@@ -582,7 +582,7 @@ def _matching_leaves(skeleton: Any, value: Any, argument: str, name: str) -> Ite
     else:
         if not isinstance(value, list | tuple) or len(value) != len(skeleton):
             raise ValueError(
-                f"{argument} must have the model's structure, {len(skeleton)} entries{where}, got {shown(value)}"
+                f"{argument} must have the model's structure, {len(skeleton)} entries{where}, got {short_repr(value)}"
             )
         children = [(key, child, value[key]) for key, child in enumerate(skeleton)]
     for key, child, inner in children:

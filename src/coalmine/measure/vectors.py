@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from coalmine.argument_checks import Floats, WrongTypeError, shown
+from coalmine.argument_checks import Floats, WrongTypeError, short_repr
 from coalmine.canaries.array_types import is_jax
 from coalmine.canaries.base import usable
 
@@ -41,7 +41,7 @@ def jax_measures() -> Any:
 def checked_length(name: str, vector: Any, dim: int) -> None:
     """ValueError unless `vector` is one row of `dim` real numbers."""
     if not isinstance(vector, np.ndarray) and not is_tensor(vector) and not is_device_jax(vector):
-        raise WrongTypeError(f"{name} must be a numpy array, a torch tensor or a jax array, got {shown(vector)}")
+        raise WrongTypeError(f"{name} must be a numpy array, a torch tensor or a jax array, got {short_repr(vector)}")
     if problem := unusable(vector):
         raise ValueError(f"{name} must be a plain array, got {problem}")
     if tuple(vector.shape) != (dim,):

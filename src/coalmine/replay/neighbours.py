@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from coalmine.argument_checks import WrongTypeError, shown
+from coalmine.argument_checks import WrongTypeError, short_repr
 from coalmine.canaries.array_types import is_jax, is_tensor
 
 Adjacency = Literal["zero-out", "add-remove", "replace-one"]
@@ -20,7 +20,7 @@ def row_count(batch: Any) -> int:
     """Number of rows: the length of the first axis that all arrays share."""
     counts = {int(leaf.shape[0]) for leaf in leaves(batch) if _has_rows(leaf)}
     if len(counts) != 1:
-        found = f"axes of {sorted(counts)}" if counts else f"no array in {shown(batch)}"
+        found = f"axes of {sorted(counts)}" if counts else f"no array in {short_repr(batch)}"
         raise ValueError(f"batch must hold arrays whose first axis counts the rows, equally many in each, got {found}")
     return counts.pop()
 
@@ -185,5 +185,5 @@ def _rebuilt(batch: Any, changed: dict[Any, Any]) -> Any:
         return type(batch)(changed)
     except (TypeError, ValueError):
         raise WrongTypeError(
-            f"batch must be made of arrays, tuples, lists and dictionaries, got {shown(batch)}"
+            f"batch must be made of arrays, tuples, lists and dictionaries, got {short_repr(batch)}"
         ) from None

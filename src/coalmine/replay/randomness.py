@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from coalmine.argument_checks import WrongTypeError, shown
+from coalmine.argument_checks import WrongTypeError, short_repr
 
 
 class Randomness:
@@ -73,4 +73,4 @@ def _given(generator: Any) -> Callable[[], None]:
         if hasattr(generator, read) and hasattr(generator, write):
             saved = getattr(generator, read)()
             return lambda: getattr(generator, write)(saved)
-    raise WrongTypeError(f"generators must be random generators of torch, numpy or Python, got {shown(generator)}")
+    raise WrongTypeError(f"generators must be random generators of torch, numpy or Python, got {short_repr(generator)}")

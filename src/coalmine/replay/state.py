@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from coalmine.argument_checks import WrongTypeError, shown
+from coalmine.argument_checks import WrongTypeError, short_repr
 from coalmine.canaries.array_types import is_tensor
 
 OF_TORCH = frozenset({"_parameters", "_buffers", "_modules", "training"})  # of a module; saved in their own way
@@ -47,7 +47,7 @@ def _saved(thing: Any) -> "_Module | _Optimizer | _Stateful | _Mapped":
     if isinstance(thing, MutableMapping):
         return _Mapped(thing)
     raise WrongTypeError(
-        f"state must list models, optimizers, objects with a state_dict, or dictionaries of arrays, got {shown(thing)}"
+        f"state must list models, optimizers, objects with a state_dict, or dictionaries of arrays, got {short_repr(thing)}"
     )
 
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, get_args
 
 import numpy as np
 
-from coalmine.argument_checks import Floats, WrongTypeError, one_number, positive_array, shown, whole_number
+from coalmine.argument_checks import Floats, WrongTypeError, one_number, positive_array, short_repr, whole_number
 from coalmine.canaries.array_types import is_tensor
 from coalmine.replay.neighbours import (
     MOVES,
@@ -86,9 +86,9 @@ def replay(
     True
     """
     if not callable(step):
-        raise WrongTypeError(f"step must be a function of a batch, got {shown(step)}")
-    if shown(adjacency) not in map(repr, get_args(Adjacency)):
-        raise ValueError(f"adjacency must be 'zero-out', 'add-remove' or 'replace-one', got {shown(adjacency)}")
+        raise WrongTypeError(f"step must be a function of a batch, got {short_repr(step)}")
+    if short_repr(adjacency) not in map(repr, get_args(Adjacency)):
+        raise ValueError(f"adjacency must be 'zero-out', 'add-remove' or 'replace-one', got {short_repr(adjacency)}")
     norm = float(positive_array("clip_norm", one_number("clip_norm", clip_norm)))
     chosen = _chosen_rows(batch, rows)
     runner = _Runner(step, model, [optimizer, *state], generators, has_aux=has_aux)
@@ -103,7 +103,7 @@ def _chosen_rows(batch: Any, rows: int | Iterable[int]) -> list[int]:
     if isinstance(rows, Iterable):
         chosen = [whole_number("rows", row, minimum=0) for row in rows]
         if not chosen or max(chosen) >= count:
-            raise ValueError(f"rows must be indices below the batch's {count} rows, got {shown(chosen)}")
+            raise ValueError(f"rows must be indices below the batch's {count} rows, got {short_repr(chosen)}")
         return chosen
     number = min(whole_number("rows", rows, minimum=1), count)
     return sorted({round(place) for place in np.linspace(0, count - 1, number)})
@@ -147,7 +147,7 @@ class _Runner:
         written = self._snapshot.written()
         if self._has_aux:
             if not isinstance(returned, tuple) or len(returned) != 2:
-                raise ValueError(f"with has_aux step must return (release, others), got {shown(returned)}")
+                raise ValueError(f"with has_aux step must return (release, others), got {short_repr(returned)}")
             returned, others = returned
             written |= dict(_named(others, "aux"))
         parts = self._moved_weights(before) if returned is None else dict(_named(returned, ""))
@@ -297,7 +297,7 @@ def _vector(part: Any) -> Floats:
         return np.array(part, dtype=np.float64).reshape(-1)
     except (TypeError, ValueError):
         raise WrongTypeError(
-            f"step must return an array of numbers, or a list or dictionary of them, got {shown(part)}"
+            f"step must return an array of numbers, or a list or dictionary of them, got {short_repr(part)}"
         ) from None
 
 

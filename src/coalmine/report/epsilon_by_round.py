@@ -8,7 +8,7 @@ from coalmine.estimators.all_iterates import estimate_from_iterates
 from coalmine.estimators.gaussian_fit import EpsilonEstimate, epsilon_estimate
 from coalmine.estimators.variance import Variance
 from coalmine.evidence.ladder import RUNGS, LadderReader, Scores
-from coalmine.evidence.views import Look
+from coalmine.evidence.views import RoundViews
 from coalmine.result.audit_result import CONFIDENCE, AuditResult
 
 POINTS = 8
@@ -32,7 +32,7 @@ class EpsilonReader:
         }
         self._lines: dict[str, list[tuple[int, EpsilonEstimate]]] = {}
 
-    def add(self, look: Look) -> None:
+    def add(self, look: RoundViews) -> None:
         """Read the next round."""
         if look.item.number not in self._stops:
             return

@@ -10,7 +10,7 @@ from typing import Any
 from coalmine.estimators.gaussian_fit import EpsilonEstimate
 from coalmine.evidence.gauges.gauge_reader import read_gauges
 from coalmine.evidence.ladder import ladder
-from coalmine.log.mapped_rounds import Rounds, map_rounds
+from coalmine.log.mapped_rounds import LogReader, map_rounds
 from coalmine.log.round_schema import check_fit, check_values
 from coalmine.log.run_directory import RunDirectory
 from coalmine.measure.settings import Settings
@@ -142,7 +142,7 @@ class Watcher:
             alarm=reader.alarm,
         )
 
-    def _check_claim(self, rounds: Rounds, settings: Settings) -> None:
+    def _check_claim(self, rounds: LogReader, settings: Settings) -> None:
         """Check the rounds since the last frame against the claim; all rounds if a resumed run went back."""
         if self.claim is None:
             return

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from coalmine.evidence.views import Look, View
+from coalmine.evidence.views import RoundViews, View
 from coalmine.measure.settings import Settings
 
 MOST_SCORES = 5_000_000  # over all rounds; beyond that, fewer unobserved canaries are kept
@@ -17,7 +17,7 @@ class ViewsReader:
         self.views: list[View] = []
         self.residual = False
 
-    def add(self, look: Look) -> None:
+    def add(self, look: RoundViews) -> None:
         """Read the next round."""
         if look.residual is not None and not self.residual:
             self.views, self.residual = [], True  # a release and a residual are not comparable

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from coalmine.argument_checks import shown
-from coalmine.log.commitment import alike
+from coalmine.argument_checks import short_repr
+from coalmine.log.commitment import json_equal
 from coalmine.log.files import json_ready, parse_json, read_regular
 from coalmine.report.statement import PrivacyStatement, read_statement
 from coalmine.report.statement_facts import NO_FACTS, Facts, facts_from_dict
@@ -90,7 +90,7 @@ def _check_text(directory: Path, text: str, kind: Format, facts: Facts | None) -
         return [Check("statement", False, f"no such statement follows from the run and the facts: {error}"), *checks]
     actual = _lines(text)
     differences = [
-        f"line {number}: {shown(line)}"
+        f"line {number}: {short_repr(line)}"
         for number, line in enumerate(actual, 1)
         if number > len(expected) or expected[number - 1] != line
     ]
@@ -138,7 +138,7 @@ def _statement_check(differences: list[str], kind: str, version: str, *, same_ru
     detail = f"{other_run}It does not follow from the run and the facts: {'; '.join(_summarise(differences))}"
     detail = detail[:1].lower() + detail[1:]
     if version != __version__:
-        detail += f". It was made by {shown(version)}; this is {__version__}, which may phrase it differently"
+        detail += f". It was made by {short_repr(version)}; this is {__version__}, which may phrase it differently"
     return Check("statement", False, detail)
 
 
@@ -154,7 +154,7 @@ def _differences(actual: Any, expected: Any, path: str = "") -> Iterator[str]:
         for name in [*expected, *(name for name in actual if name not in expected)]:
             inner = f"{path}.{name}" if path else str(name)
             if name not in expected:
-                yield f"{shown(inner)} does not belong there"
+                yield f"{short_repr(inner)} does not belong there"
             elif name not in actual:
                 yield f"{inner} is missing"
             else:
@@ -162,5 +162,5 @@ def _differences(actual: Any, expected: Any, path: str = "") -> Iterator[str]:
     elif isinstance(actual, list) and isinstance(expected, list) and len(actual) == len(expected):
         for number, pair in enumerate(zip(actual, expected, strict=True)):
             yield from _differences(*pair, f"{path}[{number}]")
-    elif not alike(actual, expected):
-        yield f"{path} is {shown(actual)} and must be {shown(expected)}"
+    elif not json_equal(actual, expected):
+        yield f"{path} is {short_repr(actual)} and must be {short_repr(expected)}"

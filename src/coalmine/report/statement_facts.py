@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from coalmine.argument_checks import shown
+from coalmine.argument_checks import short_repr
 from coalmine.log.files import read_regular
 
 LARGEST_FILE = 1 << 18  # bytes
@@ -155,7 +155,7 @@ def facts_from_dict(values: Any) -> Facts:
     try:
         tables = _normalise(values, "the file")
         if not isinstance(tables, Mapping):
-            raise ValueError(f"the file must be a table, got {shown(values)}")
+            raise ValueError(f"the file must be a table, got {short_repr(values)}")
         for name, table in tables.items():
             _check_table(name, table)
         return msgspec.convert(tables, Facts)
@@ -167,18 +167,18 @@ def _check_table(name: str, table: Any) -> None:
     """Raise ValueError for the first entry that is not a fact, or not of its type."""
     kinds = typing.get_type_hints(Facts)
     if name not in kinds:
-        raise ValueError(UNKNOWN.format(shown(name)))
+        raise ValueError(UNKNOWN.format(short_repr(name)))
     if not isinstance(table, Mapping):
-        raise ValueError(f"{name} must be a table, got {shown(table)}")
+        raise ValueError(f"{name} must be a table, got {short_repr(table)}")
     fields = typing.get_type_hints(kinds[name], include_extras=True)
     for field, value in table.items():
         if field not in fields:
-            raise ValueError(UNKNOWN.format(shown(field)))
+            raise ValueError(UNKNOWN.format(short_repr(field)))
         kind = next(each for each in typing.get_args(fields[field]) if each is not types.NoneType)
         try:
             msgspec.convert(value, kind)
         except (msgspec.ValidationError, OverflowError):
-            raise ValueError(f"{name}.{field} must be {requirement(kind)}, got {shown(value)}") from None
+            raise ValueError(f"{name}.{field} must be {requirement(kind)}, got {short_repr(value)}") from None
 
 
 def requirement(kind: Any) -> str:
@@ -207,11 +207,13 @@ def _normalise(value: Any, name: str) -> Any:
     if isinstance(value, list):
         return [_normalise(item, name) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
-        raise ValueError(f"{shown(name)} must be a finite number, got {value}")
+        raise ValueError(f"{short_repr(name)} must be a finite number, got {value}")
     if isinstance(value, str):
         text = " ".join(value.split())
         hidden = next((character for character in text if not character.isprintable()), None)
         if hidden is not None:
-            raise ValueError(f"{shown(name)} must be printable text, got the hidden character {shown(hidden)}")
+            raise ValueError(
+                f"{short_repr(name)} must be printable text, got the hidden character {short_repr(hidden)}"
+            )
         return text
     return value

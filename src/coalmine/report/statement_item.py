@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from coalmine.argument_checks import one_line
-from coalmine.argument_checks import shown as quoted
+from coalmine.argument_checks import short_repr as quoted
 from coalmine.log.commitment import Commitment
 from coalmine.report.details import client_exposure
 from coalmine.report.statement_facts import Facts

@@ -6,7 +6,7 @@ Every number comes from result.json or from the facts file. This module only put
 import math
 from collections.abc import Callable, Iterator, Mapping
 
-from coalmine.argument_checks import shown as quoted
+from coalmine.argument_checks import short_repr as quoted
 from coalmine.estimators.correlated import TreeNoise
 from coalmine.estimators.mechanism import mechanism_epsilon
 from coalmine.evidence.gauges.gauge import LAYER

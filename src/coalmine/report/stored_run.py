@@ -16,7 +16,7 @@ from coalmine.evidence.ladder import LadderReader, Scores, ladder
 from coalmine.evidence.literature import published_rows
 from coalmine.evidence.views import Reader, View
 from coalmine.log.commitment import Commitment
-from coalmine.log.mapped_rounds import Rounds, map_rounds
+from coalmine.log.mapped_rounds import LogReader, map_rounds
 from coalmine.log.round_schema import check_fit
 from coalmine.log.run_directory import RunDirectory
 from coalmine.measure.settings import FEWEST, Settings
@@ -63,7 +63,7 @@ class Run:
     finished: bool
     commitment: Commitment | None = None
     demonstration: bool = False
-    rounds: Rounds | None = field(default=None, repr=False)
+    rounds: LogReader | None = field(default=None, repr=False)
     config: dict[str, Any] = field(default_factory=dict)
     metrics: list[dict[str, Any]] = field(default_factory=list, repr=False)
     problems: tuple[str, ...] = ()
@@ -141,7 +141,7 @@ class Run:
         return list(chosen.values())
 
     @cached_property
-    def _thinned(self) -> tuple[Rounds, Settings] | None:
+    def _thinned(self) -> tuple[LogReader, Settings] | None:
         """The rounds and settings, with fewer unobserved canaries if the log is too large to be read whole."""
         return None if self.rounds is None else self.rounds.thinned(self.result.settings, most=MOST_COSINES)
 
@@ -285,7 +285,7 @@ def _no_run_message(path: Path) -> str:
     return f"{path} holds no run: it has neither result.json nor audit/rounds.log"
 
 
-def _fits(rounds: Rounds, settings: Settings) -> bool:
+def _fits(rounds: LogReader, settings: Settings) -> bool:
     """Whether every record can belong to an audit with these settings."""
     try:
         for item in (*rounds.kept, *([] if rounds.final is None else [rounds.final])):

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from coalmine.argument_checks import nonnegative_array, one_number, shown, whole_number
+from coalmine.argument_checks import nonnegative_array, one_number, short_repr, whole_number
 from coalmine.estimators.sampling import FixedSize, Poisson
 from coalmine.evidence.dilution import DilutionReader
 from coalmine.evidence.gauges.gauge_reader import GaugeReader
@@ -56,7 +56,7 @@ def derive_result(
     """
     clients = None if clients is None else whole_number("clients", clients, minimum=0)
     if clients is not None and clients > MOST_CLIENTS:
-        raise ValueError(f"clients must be at most {MOST_CLIENTS:,}, got {shown(clients)}")
+        raise ValueError(f"clients must be at most {MOST_CLIENTS:,}, got {short_repr(clients)}")
     if analytical_epsilon is not None and not (
         isinstance(analytical_epsilon, float) and analytical_epsilon == math.inf
     ):

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from msgspec import convert
 
-from coalmine.argument_checks import shown
+from coalmine.argument_checks import short_repr
 from coalmine.evidence.gauges.gauge import Gauge
 from coalmine.measure.settings import Settings
 from coalmine.result.audit_result import (
@@ -113,7 +113,7 @@ def _claim(values: Mapping[str, Any]) -> Claim | None:
     )
     if values["claim_accounting"] != claim.accounting:
         raise ValueError(
-            f"claim_accounting is {shown(values['claim_accounting'])} for a claim that is {claim.accounting}"
+            f"claim_accounting is {short_repr(values['claim_accounting'])} for a claim that is {claim.accounting}"
         )
     return claim
 

@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import torch
 
-from coalmine.argument_checks import delta_array, nonnegative_array, one_number, shown, unit_interval, whole_number
+from coalmine.argument_checks import delta_array, nonnegative_array, one_number, short_repr, unit_interval, whole_number
 from coalmine.estimators.correlated import CorrelatedNoise
 from coalmine.evidence.cohort_sampling import SAMPLED
 from coalmine.log.files import read_regular
@@ -53,7 +53,7 @@ class TaskSettings:
         _one_of("task.level", self.level, LEVELS)
         if self.clients is not None:
             if whole_number("task.clients", self.clients, minimum=1) > MOST_CLIENTS:
-                raise ValueError(f"task.clients must be at most {MOST_CLIENTS:,}, got {shown(self.clients)}")
+                raise ValueError(f"task.clients must be at most {MOST_CLIENTS:,}, got {short_repr(self.clients)}")
             if self.level == "example":
                 raise ValueError("task.clients has no meaning at level example, where every example is a client")
         if self.max_examples_per_client is not None:
@@ -258,7 +258,7 @@ class EngineSettings:
     def __post_init__(self) -> None:
         _one_of("engine.name", self.name, ENGINES)
         if whole_number("engine.jobs", self.jobs, minimum=0) > MOST_WORKERS:
-            raise ValueError(f"engine.jobs (--workers) must be at most {MOST_WORKERS:,}, got {shown(self.jobs)}")
+            raise ValueError(f"engine.jobs (--workers) must be at most {MOST_WORKERS:,}, got {short_repr(self.jobs)}")
         if whole_number("engine.threads", self.threads, minimum=0) > MOST_THREADS:
             raise ValueError(f"engine.threads must be at most {MOST_THREADS:,}, got {self.threads:,}")
         _one_of("engine.precision", self.precision, PRECISIONS)
@@ -308,7 +308,7 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         if whole_number("rounds", self.rounds, minimum=1) > MOST_ROUNDS:
-            raise ValueError(f"rounds must be at most {MOST_ROUNDS:,}, got {shown(self.rounds)}")
+            raise ValueError(f"rounds must be at most {MOST_ROUNDS:,}, got {short_repr(self.rounds)}")
         whole_number("seed", self.seed, minimum=0)
         whole_number("evaluate_every", self.evaluate_every, minimum=1)
         whole_number("checkpoint_every", self.checkpoint_every, minimum=1)
@@ -522,7 +522,7 @@ def _convert(kind: Any, value: Any, name: str) -> Any:
     options = typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
     if dataclasses.is_dataclass(kind):
         if not isinstance(value, Mapping):
-            raise ValueError(f"{name} must be a section, got {shown(value)}")
+            raise ValueError(f"{name} must be a section, got {short_repr(value)}")
         return _build(kind, value, f"{name}.")
     if typing.get_origin(kind) is tuple:
         items = value if isinstance(value, list | tuple) else [value]
@@ -531,10 +531,10 @@ def _convert(kind: Any, value: Any, name: str) -> Any:
         return one_number(name, value)
     if not isinstance(value, tuple(options)) or (isinstance(value, bool) and bool not in options):
         expected = " or ".join(option.__name__ for option in options if option is not types.NoneType)
-        raise ValueError(f"{name} must be {expected}, got {shown(value)}")
+        raise ValueError(f"{name} must be {expected}, got {short_repr(value)}")
     return value
 
 
 def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
     if value not in allowed:
-        raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {shown(value)}")
+        raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {short_repr(value)}")

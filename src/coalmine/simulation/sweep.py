@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 
-from coalmine.argument_checks import shown, whole_number
+from coalmine.argument_checks import short_repr, whole_number
 from coalmine.canaries.array_types import cores
 from coalmine.log.files import write_atomically
 from coalmine.log.run_directory import RunDirectory
@@ -94,7 +94,7 @@ class Shard:
         """Parse a text like 3/16."""
         match = re.fullmatch(r"(\d{1,9})/(\d{1,9})", text)
         if match is None:
-            raise ValueError(f"a shard must be its number and the number of shards, like 3/16, got {shown(text)}")
+            raise ValueError(f"a shard must be its number and the number of shards, like 3/16, got {short_repr(text)}")
         return cls(int(match[1]), int(match[2]))
 
     def own(self, points: Sequence[Point]) -> Sequence[Point]:
@@ -117,7 +117,7 @@ def read_sweep(path: Path) -> list[Point]:
     if grid is None:
         raise ValueError(f"{path} has no [sweep] section; `coalmine run --config {path}` runs it alone")
     if not isinstance(grid, Mapping):
-        raise ValueError(f"{path}: sweep must be a section, got {shown(grid)}")
+        raise ValueError(f"{path}: sweep must be a section, got {short_repr(grid)}")
     return make_points(values, dict(_flat(grid)))
 
 
@@ -129,12 +129,12 @@ def make_points(base: Mapping[str, Any], grid: Mapping[str, Any]) -> list[Point]
         )
     for name, values in grid.items():
         if not isinstance(values, list):
-            raise ValueError(f"sweep: {name} must be a list of values, got {shown(values)}")
+            raise ValueError(f"sweep: {name} must be a list of values, got {short_repr(values)}")
         if not values:
             raise ValueError(f"sweep: {name} must list at least one value, got none")
         repeated = [value for index, value in enumerate(values) if value in values[:index]]
         if repeated:
-            raise ValueError(f"sweep: {name} lists {shown(repeated[0])} twice")
+            raise ValueError(f"sweep: {name} lists {short_repr(repeated[0])} twice")
     combinations = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
     names = _names(combinations)
     return [Point(name, values, _config(base, values, name)) for name, values in zip(names, combinations, strict=True)]
@@ -154,7 +154,9 @@ def _config(base: Mapping[str, Any], values: Mapping[str, Any], name: str) -> Ru
     for dotted, value in values.items():
         section, _, rest = dotted.partition(".")
         if rest and not isinstance(base.get(section, {}), Mapping):
-            raise ValueError(f"{section} must be a section, since the sweep names {dotted}; got {shown(base[section])}")
+            raise ValueError(
+                f"{section} must be a section, since the sweep names {dotted}; got {short_repr(base[section])}"
+            )
         nested: Any = value
         for part in reversed(dotted.split(".")):
             nested = {part: nested}

@@ -16,7 +16,7 @@ import torch
 from coalmine.audit import Audit
 from coalmine.canaries.array_types import cores
 from coalmine.estimators.sampling import Shuffled
-from coalmine.log.commitment import Statement
+from coalmine.log.commitment import Precommitment
 from coalmine.log.files import json_ready, remove_drafts, write_atomically
 from coalmine.log.result_file import PIPELINE_ITEMS
 from coalmine.log.run_directory import RunDirectory
@@ -398,10 +398,10 @@ def _audit(planned: PlannedPrivacy, task: Task, home: RunDirectory | None) -> Au
     return Audit(task.model.dim, seed=seed, directory=home, deferred=deferred, **settings)
 
 
-def _statement(planned: PlannedPrivacy, task: Task) -> Statement:
+def _statement(planned: PlannedPrivacy, task: Task) -> Precommitment:
     """The statement that the run commits to before round 1: all that follows from its config."""
     initial = task.model.initial(torch_stream(planned.config.seed, "initial model"))
-    return Statement(
+    return Precommitment(
         claim=None if planned.claim is None else json_ready(planned.claim.to_dict()),
         watched=planned.config.claim.stop_on_violation,
         initial_sha256=model_sha256(initial.cpu().numpy()),

@@ -6,7 +6,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from coalmine.argument_checks import Floats, finite_array, shown
+from coalmine.argument_checks import Floats, finite_array, short_repr
 from coalmine.testing.call_plan import SHORT
 
 Release: TypeAlias = Callable[..., Floats]  # release(updates); that of a strategy takes weights too
@@ -39,7 +39,7 @@ class ModelArrays:
 
     def __init__(self, model: Mapping[str, npt.NDArray[Any]] | None) -> None:
         if model is not None and (not isinstance(model, Mapping) or not model):
-            raise TypeError(f"model must map names to arrays, got {shown(model)}")
+            raise TypeError(f"model must map names to arrays, got {short_repr(model)}")
         self._model = None if model is None else {str(name): np.asarray(values) for name, values in model.items()}
         for name, values in (self._model or {}).items():
             if values.dtype.kind != "f":

@@ -24,7 +24,7 @@ try:
 except ImportError as error:
     raise ImportError("testing a Flower strategy needs: pip install 'coalmine[flower]'") from error
 
-from coalmine.argument_checks import Floats, positive_array, shown
+from coalmine.argument_checks import Floats, positive_array, short_repr
 from coalmine.testing.client_rows import ModelArrays, Release, client_rows, joined
 
 __all__ = ["strategy_release"]
@@ -50,9 +50,9 @@ def strategy_release(
     row.
     """
     if not isinstance(strategy, Strategy):
-        raise TypeError(f"strategy must be a strategy of flwr.serverapp, got {shown(strategy)}")
+        raise TypeError(f"strategy must be a strategy of flwr.serverapp, got {short_repr(strategy)}")
     if callable(mods) or not all(callable(mod) for mod in mods):
-        raise TypeError(f"mods must list the mods of your ClientApp, got {shown(mods)}")
+        raise TypeError(f"mods must list the mods of your ClientApp, got {short_repr(mods)}")
     return _Rounds(strategy, ClientApp(mods=list(mods)), ModelArrays(model))
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from coalmine.argument_checks import WrongTypeError, shown
+from coalmine.argument_checks import WrongTypeError, short_repr
 from coalmine.audit import Seed
 from coalmine.canaries.secret import secret_seed
 from coalmine.canaries.seeds import seed_bytes
@@ -123,7 +123,7 @@ def check_private(
         most_calls,
     )
     if progress is not None and not callable(progress):
-        raise WrongTypeError(f"progress must be a function of two numbers, got {shown(progress)}")
+        raise WrongTypeError(f"progress must be a function of two numbers, got {short_repr(progress)}")
     secret = seed_bytes(secret_seed(seed))
     result, certain = _check(mechanism, secret, progress)
     if mechanism.noise is None and not _passed(result) and not certain:

@@ -19,7 +19,7 @@ try:
 except ImportError as error:
     raise ImportError("testing an NVFlare filter needs: pip install 'coalmine[nvflare]'") from error
 
-from coalmine.argument_checks import Floats, shown, whole_number
+from coalmine.argument_checks import Floats, short_repr, whole_number
 from coalmine.testing.client_rows import ModelArrays, Release, client_rows, joined
 
 __all__ = ["filter_release"]
@@ -37,7 +37,7 @@ def filter_release(
     the attacker sees only the sum of the filtered replies, and the noise of all sites hides each one.
     """
     if not filters or not all(isinstance(each, Filter) for each in filters):
-        raise TypeError(f"filters must be filters of NVFlare, at least one, got {shown(filters)}")
+        raise TypeError(f"filters must be filters of NVFlare, at least one, got {short_repr(filters)}")
     steps = whole_number("num_steps", num_steps, minimum=1)
     arrays = ModelArrays(model)
 

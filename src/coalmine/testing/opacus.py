@@ -22,7 +22,7 @@ try:
 except ImportError as error:
     raise ImportError("testing an Opacus optimizer needs: pip install 'coalmine[opacus]'") from error
 
-from coalmine.argument_checks import Floats, shown
+from coalmine.argument_checks import Floats, short_repr
 from coalmine.testing.client_rows import Release, client_rows
 
 __all__ = ["optimizer_release"]
@@ -77,7 +77,7 @@ def _released(optimizer: DPOptimizer, rows: Floats) -> Floats:
 
 def _check(optimizer: DPOptimizer) -> None:
     if not isinstance(optimizer, DPOptimizer):
-        raise TypeError(f"optimizer must be the one that make_private returned, got {shown(optimizer)}")
+        raise TypeError(f"optimizer must be the one that make_private returned, got {short_repr(optimizer)}")
     if hasattr(optimizer, "audit"):
         raise ValueError("this optimizer is audited: unaudited(optimizer) removes the audit")
     if isinstance(optimizer, DistributedDPOptimizer):

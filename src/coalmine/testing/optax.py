@@ -17,7 +17,7 @@ try:
 except ImportError as error:
     raise ImportError("testing a transformation of Optax needs: pip install optax") from error
 
-from coalmine.argument_checks import Floats, shown
+from coalmine.argument_checks import Floats, short_repr
 from coalmine.testing.client_rows import Release, client_rows
 
 __all__ = ["transformation_release"]
@@ -38,7 +38,7 @@ def transformation_release(
     to call, as in training, so that each call draws its own noise.
     """
     if not callable(getattr(transformation, "init", None)) or not callable(getattr(transformation, "update", None)):
-        raise TypeError(f"transformation must have init and update, got {shown(transformation)}")
+        raise TypeError(f"transformation must have init and update, got {short_repr(transformation)}")
     return _Steps(transformation, aggregate, params)
 
 

@@ -25,7 +25,7 @@ except ImportError as error:
         "testing a mechanism of pfl needs its own environment with: pip install 'coalmine[pfl]'"
     ) from error
 
-from coalmine.argument_checks import Floats, shown
+from coalmine.argument_checks import Floats, short_repr
 from coalmine.testing.client_rows import ModelArrays, Release, client_rows
 
 __all__ = ["mechanism_release"]
@@ -41,7 +41,7 @@ def mechanism_release(mechanism: Postprocessor, *, model: Mapping[str, npt.NDArr
     each user's update, so test it with `clients=1`.
     """
     if not isinstance(mechanism, Postprocessor):
-        raise TypeError(f"mechanism must be a postprocessor of pfl, got {shown(mechanism)}")
+        raise TypeError(f"mechanism must be a postprocessor of pfl, got {short_repr(mechanism)}")
     return _Iterations(mechanism, ModelArrays(model))
 
 

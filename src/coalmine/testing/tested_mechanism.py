@@ -11,7 +11,7 @@ from coalmine.argument_checks import (
     WrongTypeError,
     one_number,
     positive_array,
-    shown,
+    short_repr,
     unit_interval,
     whole_number,
 )
@@ -93,20 +93,20 @@ def checked_mechanism(
     (epsilon, delta, clip_norm, adjacency, aggregate), (dim, clients, weights) = claim, size
     updates, like, shapes = form
     if not callable(release):
-        raise WrongTypeError(f"release must be a function of the clients' updates, got {shown(release)}")
-    if shown(adjacency) not in map(repr, get_args(Adjacency)):  # an array has no truth value
-        raise ValueError(f"adjacency must be 'zero-out', 'add-remove' or 'replace-one', got {shown(adjacency)}")
-    if aggregate is not None and shown(aggregate) not in map(repr, get_args(Aggregate)):
-        raise ValueError(f"aggregate must be 'sum', 'mean' or None, got {shown(aggregate)}")
+        raise WrongTypeError(f"release must be a function of the clients' updates, got {short_repr(release)}")
+    if short_repr(adjacency) not in map(repr, get_args(Adjacency)):  # an array has no truth value
+        raise ValueError(f"adjacency must be 'zero-out', 'add-remove' or 'replace-one', got {short_repr(adjacency)}")
+    if aggregate is not None and short_repr(aggregate) not in map(repr, get_args(Aggregate)):
+        raise ValueError(f"aggregate must be 'sum', 'mean' or None, got {short_repr(aggregate)}")
     if noise is not None and not isinstance(noise, get_args(CorrelatedNoise)):
-        raise WrongTypeError(f"noise must be a TreeNoise or a BandedNoise, got {shown(noise)}")
+        raise WrongTypeError(f"noise must be a TreeNoise or a BandedNoise, got {short_repr(noise)}")
     layers = checked_shapes(shapes)
     coordinates = _checked_dim(dim, layers)
     count = min(CLIENTS, coordinates // 2) if clients is None else whole_number("clients", clients, minimum=1)
     if count * coordinates > MOST_NUMBERS:
         raise ValueError(
-            f"clients times dim must be at most {MOST_NUMBERS:,}, got {shown(count * coordinates)}: test the function with "
-            "a smaller dim, if it behaves the same"
+            f"clients times dim must be at most {MOST_NUMBERS:,}, got {short_repr(count * coordinates)}: test the "
+            "function with a smaller dim, if it behaves the same"
         )
     mechanism = Mechanism(
         release=release,

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from coalmine.argument_checks import Floats, WrongTypeError, shown
+from coalmine.argument_checks import Floats, WrongTypeError, short_repr
 from coalmine.canaries.array_types import is_tensor
 
 LIBRARIES = ("numpy", "torch", "jax")
@@ -31,20 +31,20 @@ class UpdateForm:
     @classmethod
     def of(cls, form: Any, like: Any, shapes: Shapes | None) -> "UpdateForm":
         """The form, checked; ImportError if its library is not installed."""
-        if shown(form) not in ("'matrix'", "'list'"):  # an array has no truth value
-            raise ValueError(f"updates must be 'matrix' or 'list', got {shown(form)}")
+        if short_repr(form) not in ("'matrix'", "'list'"):  # an array has no truth value
+            raise ValueError(f"updates must be 'matrix' or 'list', got {short_repr(form)}")
         if isinstance(like, str):
             if like not in LIBRARIES:
-                raise ValueError(f"like must be 'numpy', 'torch', 'jax' or an array, got {shown(like)}")
+                raise ValueError(f"like must be 'numpy', 'torch', 'jax' or an array, got {short_repr(like)}")
             if like != "numpy":
                 try:
                     importlib.import_module(like)
                 except ImportError as error:
                     raise ImportError(f"like={like!r} needs {like}: pip install {like}") from error
         elif not hasattr(like, "dtype") or not hasattr(like, "shape"):
-            raise WrongTypeError(f"like must be 'numpy', 'torch', 'jax' or an array, got {shown(like)}")
+            raise WrongTypeError(f"like must be 'numpy', 'torch', 'jax' or an array, got {short_repr(like)}")
         if not isinstance(like, str) and not _is_floating(like):
-            raise WrongTypeError(f"like must hold floating-point numbers, got {shown(like)}")
+            raise WrongTypeError(f"like must hold floating-point numbers, got {short_repr(like)}")
         return cls("list" if shapes is not None else form, like, shapes)
 
     @property
@@ -104,9 +104,9 @@ def checked_shapes(shapes: Any) -> Shapes | None:
     try:
         checked = tuple(tuple(operator.index(side) for side in shape) for shape in shapes)
     except (TypeError, ValueError):
-        raise WrongTypeError(f"shapes must list the shape of each layer, got {shown(shapes)}") from None
+        raise WrongTypeError(f"shapes must list the shape of each layer, got {short_repr(shapes)}") from None
     if not checked or min((side for shape in checked for side in shape), default=1) < 1:
-        raise ValueError(f"shapes must list the shape of each layer, sides at least 1, got {shown(shapes)}")
+        raise ValueError(f"shapes must list the shape of each layer, sides at least 1, got {short_repr(shapes)}")
     return checked
 
 
@@ -160,5 +160,5 @@ def _flat(part: Any) -> Floats:
         return np.array(array, dtype=np.float64).ravel()  # jax's bfloat16 has kind V
     except (TypeError, ValueError, RuntimeError, ArithmeticError, AttributeError, LookupError):
         raise WrongTypeError(
-            f"release must return an array of real numbers, or a list of such arrays, got {shown(part)}"
+            f"release must return an array of real numbers, or a list of such arrays, got {short_repr(part)}"
         ) from None

@@ -21,7 +21,7 @@ from coalmine.evidence.gauges.gauge_reader import GaugeReader
 from coalmine.evidence.noise_schedule import EQUAL, counted_strengths
 from coalmine.evidence.noise_signal import NoiseSignal
 from coalmine.evidence.stated_noise import StatedReader
-from coalmine.evidence.views import Look, Looker, View
+from coalmine.evidence.views import RoundViewBuilder, RoundViews, View
 from coalmine.log.rounds_file import Entry
 from coalmine.measure.round import Round
 from coalmine.measure.settings import Settings, presentation_counts
@@ -101,7 +101,7 @@ class AlarmReader:
         self._expected = presentation_counts(settings.canaries, settings.presentations) if scheduled else None
         self._times = np.zeros(settings.canaries, dtype=np.int64)
         self._in_plain = np.zeros(settings.canaries, dtype=bool)  # canaries that known-round has scored
-        self._looker: Looker | None = None
+        self._looker: RoundViewBuilder | None = None
         self._states_noise = True
         self._follows_schedule = True
         self._gauges = GaugeReader(settings, max(settings.rounds or 0, MANY_ROUNDS))
@@ -134,7 +134,7 @@ class AlarmReader:
         """The noise multiplier measured from the scores so far; None if there are none, or if their mean is not positive."""
         return 1 / self._evidence.mean if self._evidence.mean > 0 else None
 
-    def add(self, look: Look) -> None:
+    def add(self, look: RoundViews) -> None:
         """Take the next round, from a pass over a log."""
         self.see(look.item)
 
@@ -142,7 +142,7 @@ class AlarmReader:
         """Take the next round that released something."""
         if self._looker is None:
             self._states_noise = item.noise_std is not None
-            self._looker = Looker(self._settings, claimed=self._states_noise)
+            self._looker = RoundViewBuilder(self._settings, claimed=self._states_noise)
         if item.noise_std and item.clip_declared:
             self._multipliers.append(item.noise_std / item.clip_norm)
         self.last_round = item.number
@@ -162,7 +162,7 @@ class AlarmReader:
         if len(self._entries) >= self._next_look:
             self._look_at_gauges()
 
-    def _weighted(self, look: Look) -> Look:
+    def _weighted(self, look: RoundViews) -> RoundViews:
         """The round with weights by which the claim's own noise gives every presentation the same expected score.
 
         The claim allows `slack` times the stated noise, or all of it if that already exceeds the claim. Without stated
@@ -204,7 +204,7 @@ class AlarmReader:
     def _planned(self) -> int | None:
         return None if self._expected is None else int(self._expected.max())
 
-    def _add_scores(self, look: Look) -> None:
+    def _add_scores(self, look: RoundViews) -> None:
         view, members = look.white_residual, np.ones(0, dtype=bool)
         if view is not None:
             members = np.ones(view.present.size, dtype=bool)
@@ -294,7 +294,7 @@ class AlarmReader:
             stated=self._stated.stated_noise(),
             correlated=settings.noise is not None,
         )
-        needs = None if sampled is None else (sampled.tested, sampled.sampling)
+        needs = None if sampled is None else (sampled.required_noise, sampled.sampling)
         return context_of(claim, [], gauges or [], run, needs)
 
     def _raise(self, verdict: Verdict) -> None:

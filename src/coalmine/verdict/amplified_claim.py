@@ -67,16 +67,16 @@ EVERYONE = 0.9  # share of the canaries in a round from which on every client co
 class SampledClaim:
     """An amplified claim with the inputs of its parts: its noise multiplier and the scheme that covers all rounds.
 
-    `noise` is the claimed noise multiplier, or else the one that gives the claimed epsilon. `tested` is the noise multiplier
-    that the claim needs: `noise`, or less if the claim is looser than its own accounting. The noise part confirms `tested`
-    and no more. So the observed sampler counts as harmless only if it is harmless with `tested`, and as a violation only if
-    it is one with `noise`.
+    `noise` is the claimed noise multiplier, or else the one that gives the claimed epsilon. `required_noise` is the noise
+    multiplier that the claim needs: `noise`, or less if the claim is looser than its own accounting. The noise part confirms
+    `required_noise` and no more. So the observed sampler counts as harmless only if it is harmless with `required_noise`,
+    and as a violation only if it is one with `noise`.
     """
 
     claim: Claim
     sampling: Sampling
     noise: float
-    tested: float
+    required_noise: float
     delta: float
 
     @classmethod
@@ -89,10 +89,10 @@ class SampledClaim:
             noise = schedule.reference
         else:
             noise = claim.noise_multiplier or amplified_noise(claim.epsilon, claim.sampling, delta)
-        tested = noise
+        required = noise
         if amplified_epsilon(noise, sampling, delta).high < claim.epsilon / ROUNDED:
-            tested = min(noise, amplified_noise(claim.epsilon, sampling, delta))
-        return cls(claim, sampling, noise, tested, delta)
+            required = min(noise, amplified_noise(claim.epsilon, sampling, delta))
+        return cls(claim, sampling, noise, required, delta)
 
     @property
     def most_noise(self) -> float:
@@ -176,7 +176,7 @@ class SampledClaim:
         if rate is None:
             return TooFewPicks(**facts, power=POWER)
         detectable = Poisson(rate, reading.rounds, self.sampling.strengths)
-        reached = amplified_epsilon(self.tested, detectable, self.delta).high
+        reached = amplified_epsilon(self.required_noise, detectable, self.delta).high
         finding = SampledAsClaimed if enough and reached <= 2 * ROUNDED * self.claim.epsilon else TooFewPicks
         return finding(**facts, detectable_rate=rate, detectable_epsilon=reached, power=POWER)
 
@@ -196,7 +196,7 @@ class SampledClaim:
     ) -> tuple[float, float]:
         """The range of epsilon for the observed sampler: the lower end with the claimed noise, the upper with the tested."""
         rounds = self.sampling.total_rounds
-        exposed = self.tested / math.sqrt(largest_exposure(self.sampling, rounds) / rounds)
+        exposed = self.required_noise / math.sqrt(largest_exposure(self.sampling, rounds) / rounds)
         known = float(mechanism_epsilon(exposed, delta=self.delta, participations=rounds))
         named = reading.candidates if reading.seen in NAMED else ()
         ranges = [self._range_of(scheme, reading) for scheme in named]
@@ -220,7 +220,7 @@ class SampledClaim:
         scheme = replace(scheme, strengths=self.sampling.strengths)
         slowest, fastest = self._at_rates(scheme, reading)
         low = amplified_epsilon(self.noise, slowest, self.delta).low
-        return low, amplified_epsilon(self.tested, fastest, self.delta).high
+        return low, amplified_epsilon(self.required_noise, fastest, self.delta).high
 
     def _at_rates(self, scheme: Sampling, reading: SamplerReading) -> tuple[Sampling, Sampling]:
         """The scheme at the slowest and at the fastest rate that the picks allow."""
@@ -309,7 +309,7 @@ def judge_sampled(
     clip_norms: Sequence[float],
 ) -> tuple[Verdict, dict[str, Verdict], dict[str, Verdict], list[str]]:
     """The verdict on an amplified claim, that of each rung, that of each part, and notes."""
-    needs = (sampled.tested, sampled.sampling)
+    needs = (sampled.required_noise, sampled.sampling)
     noise, by_rung, notes = judge(sampled.claim, rungs, gauges, run, sampled=needs)
     missing = sampled.unobserved(log)
     if missing and noise.outcome == PASS:

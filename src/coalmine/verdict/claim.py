@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from coalmine.argument_checks import count_of, one_number, shown, whole_number
+from coalmine.argument_checks import count_of, one_number, short_repr, whole_number
 from coalmine.estimators.sampling import Sampling, checked_sampling, sampling_from_dict, sampling_to_dict
 
 LARGEST_CLAIM = 1e100  # twice this does not overflow
@@ -69,7 +69,8 @@ class Claim:
             epsilon = float(number)
         except ValueError:
             raise ValueError(
-                f"claim must be a number such as 3, or mechanism:3 for the epsilon without amplification, got {shown(text)}"
+                "claim must be a number such as 3, or mechanism:3 for the epsilon without amplification, got "
+                f"{short_repr(text)}"
             ) from None
         return cls(epsilon) if number == text.strip() else cls.mechanism(epsilon)
 
@@ -95,7 +96,7 @@ class Claim:
                 f"noise_multiplier must lie between {NOISES[0]:g} and {NOISES[1]:g}, got {self.noise_multiplier:g}"
             )
         if not isinstance(self.sampler_observed, bool):
-            raise TypeError(f"sampler_observed must be True or False, got {shown(self.sampler_observed)}")
+            raise TypeError(f"sampler_observed must be True or False, got {short_repr(self.sampler_observed)}")
         self._check_terms()
         self._check_sampling()
 
@@ -126,11 +127,11 @@ class Claim:
         if self.delta is not None and self.delta >= 1:
             raise ValueError(f"delta must lie in (0, 1), got {self.delta:g}")
         if self.unit is not None and not (isinstance(self.unit, str) and self.unit.strip()):
-            raise TypeError(f"unit must be a word such as row, document or client, got {shown(self.unit)}")
+            raise TypeError(f"unit must be a word such as row, document or client, got {short_repr(self.unit)}")
         if self.adjacency is not None and self.adjacency not in ADJACENCIES:
-            raise ValueError(f"adjacency must be one of {', '.join(ADJACENCIES)}, got {shown(self.adjacency)}")
+            raise ValueError(f"adjacency must be one of {', '.join(ADJACENCIES)}, got {short_repr(self.adjacency)}")
         if self.counts_sampling not in (None, True, False):
-            raise TypeError(f"counts_sampling must be True, False or None, got {shown(self.counts_sampling)}")
+            raise TypeError(f"counts_sampling must be True, False or None, got {short_repr(self.counts_sampling)}")
         if self.counts_sampling is False and self.sampling is not None:
             raise ValueError("a claim with sampling=… counts it: omit counts_sampling=False, or the sampling")
 
@@ -191,7 +192,7 @@ class Claim:
         given, names = dict(values), [part.name for part in fields(cls)]
         if "epsilon" not in given or not set(given) <= set(names):
             raise ValueError(
-                f"a claim must have epsilon and no fields other than {', '.join(names)}, got {shown(given)}"
+                f"a claim must have epsilon and no fields other than {', '.join(names)}, got {short_repr(given)}"
             )
         try:
             if given.get("sampling") is not None:

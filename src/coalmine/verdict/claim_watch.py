@@ -4,7 +4,7 @@ import warnings
 from collections.abc import Callable
 from typing import Literal
 
-from coalmine.argument_checks import WrongTypeError, shown
+from coalmine.argument_checks import WrongTypeError, short_repr
 from coalmine.log.rounds_file import RoundLog
 from coalmine.measure.ranks import Ranks
 from coalmine.measure.settings import Settings
@@ -20,7 +20,7 @@ def check_on_violation(on_violation: object, claim: Claim | float | None) -> Non
         return
     if on_violation not in ("warn", "raise") and not callable(on_violation):
         kind = ValueError if isinstance(on_violation, str) else WrongTypeError
-        raise kind(f"on_violation must be 'warn', 'raise' or a function, got {shown(on_violation)}")
+        raise kind(f"on_violation must be 'warn', 'raise' or a function, got {short_repr(on_violation)}")
     if claim is None:
         raise ValueError("on_violation needs a claim to check the rounds against: pass claim= too")
 

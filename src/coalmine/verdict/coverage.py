@@ -7,10 +7,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
-from coalmine.argument_checks import count_of, shown
+from coalmine.argument_checks import count_of, short_repr
 from coalmine.evidence.gauges.gauge import Gauge
 from coalmine.evidence.gauges.sketch_gauges import rank_power
-from coalmine.evidence.views import Look
+from coalmine.evidence.views import RoundViews
 from coalmine.measure.settings import Settings
 from coalmine.verdict.findings.amplified import Picks
 from coalmine.verdict.verdict import Verdict
@@ -70,7 +70,7 @@ class CoverageReader:
         self.rounds = self.with_others = self.with_noise = 0
         self.scale = float("inf")  # the smallest scale of the canaries
 
-    def add(self, look: Look) -> None:
+    def add(self, look: RoundViews) -> None:
         """Take the next round."""
         item = look.item
         self.rounds += 1
@@ -84,7 +84,7 @@ def checked_items(audited: Iterable[AuditedItem]) -> tuple[AuditedItem, ...]:
     items = tuple(audited) if isinstance(audited, Iterable) else (audited,)
     for item in items:
         if not isinstance(item, AuditedItem) or item.name not in ITEMS:
-            raise ValueError(f"audited must list AuditedItems named as in ITEMS, got {shown(item)}")
+            raise ValueError(f"audited must list AuditedItems named as in ITEMS, got {short_repr(item)}")
     return items
 
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from scipy.optimize import brentq
 
-from coalmine.argument_checks import delta_array, one_number, shown
+from coalmine.argument_checks import delta_array, one_number, short_repr
 from coalmine.estimators.amplification import amplified_epsilon
 from coalmine.estimators.sampling import FixedSize, Poisson, Sampling
 from coalmine.verdict.claim import Claim
@@ -55,12 +55,14 @@ def claim_of_event(
     parts = parts_of(event)
     sample, rounds = parts[0].sample, sum(part.rounds for part in parts)
     if any(part.sample != sample for part in parts):
-        raise ValueError(f"the rounds of an event must be sampled alike, got {shown(event)}: {SPELLINGS}")
+        raise ValueError(f"the rounds of an event must be sampled alike, got {short_repr(event)}: {SPELLINGS}")
     noises = {part.noise_multiplier for part in parts}
     noise = noises.pop() if len(noises) == 1 else None
     epsilon = _epsilon(event, delta, neighboring_relation, fixed=isinstance(sample, tuple))
     if not 0 < epsilon < math.inf:
-        raise ValueError(f"an event must have an epsilon above 0 and below infinity, got {epsilon:g}: {shown(event)}")
+        raise ValueError(
+            f"an event must have an epsilon above 0 and below infinity, got {epsilon:g}: {short_repr(event)}"
+        )
     terms: dict[str, Any] = {"delta": delta, "unit": unit, "adjacency": adjacency}
     if sample is None:
         # Replacing one example moves each sum by two clip norms.
@@ -79,7 +81,7 @@ def adjacency_of(neighboring_relation: Any) -> str:
     name = getattr(neighboring_relation, "name", neighboring_relation)
     if name not in ADJACENCY:
         names = ", ".join(f"NeighboringRelation.{known}" for known in ADJACENCY)
-        raise ValueError(f"neighboring_relation must be one of {names}, got {shown(neighboring_relation)}")
+        raise ValueError(f"neighboring_relation must be one of {names}, got {short_repr(neighboring_relation)}")
     return ADJACENCY[name]
 
 
@@ -106,7 +108,7 @@ def parts_of(event: Any) -> list[Part]:
         return [Part(float(gaussian.noise_multiplier), sample, 1)]
     raise ValueError(
         "an event must compose Gaussian events with noise, as they are, Poisson-sampled, or in batches of a fixed size "
-        f"without replacement, got {shown(event)}: {SPELLINGS}"
+        f"without replacement, got {short_repr(event)}: {SPELLINGS}"
     )
 
 
@@ -119,7 +121,7 @@ def _epsilon(event: Any, delta: float, relation: Any, *, fixed: bool) -> float:
     if relation is not dp.NeighboringRelation.REPLACE_ONE:
         raise ValueError(
             "an event of batches of a fixed size has an epsilon under NeighboringRelation.REPLACE_ONE only, got "
-            f"{shown(relation)}"
+            f"{short_repr(relation)}"
         )
     return float(dp.rdp.RdpAccountant(neighboring_relation=relation).compose(event).get_epsilon(delta))
 

@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from coalmine.argument_checks import shown
+from coalmine.argument_checks import short_repr
 from coalmine.canaries.secret import secret_seed
 from coalmine.canaries.seeds import is_guessable
-from coalmine.log.commitment import COMMITMENT_VERSION, TOLERANCE, alike
+from coalmine.log.commitment import COMMITMENT_VERSION, TOLERANCE, json_equal
 from coalmine.log.files import json_ready
-from coalmine.log.mapped_rounds import Rounds
+from coalmine.log.mapped_rounds import LogReader
 from coalmine.log.result_file import PIPELINE_ITEMS, logged_entries
 from coalmine.log.round_schema import check_fit
 from coalmine.log.rounds_file import DIGEST
@@ -101,7 +101,7 @@ def _misfit(known: Evidence) -> str | None:
 def _check_digest(name: str, noted: str | None, digits: int) -> None:
     """Reject text that cannot be a digest: a typing error, which proves nothing about the run."""
     if noted is not None and not re.fullmatch(f"[0-9a-f]{{{digits}}}", noted.strip().lower()):
-        raise ValueError(f"the {name} must be {digits} hexadecimal digits, got {shown(noted)}; copy it whole")
+        raise ValueError(f"the {name} must be {digits} hexadecimal digits, got {short_repr(noted)}; copy it whole")
 
 
 def _secrecy(known: Evidence) -> Check:
@@ -199,18 +199,18 @@ def _trainer(known: Evidence) -> Check:
     stored, noted = known.stored, known.log.outcome
     facts, entries = dict(known.statement.facts), logged_entries(stored, stored)
     items = facts.pop(PIPELINE_ITEMS, None)
-    early = [name for name, value in facts.items() if not alike(entries.get(name), value)]
+    early = [name for name, value in facts.items() if not json_equal(entries.get(name), value)]
     if isinstance(items, dict):
         now = entries[PIPELINE_ITEMS]
         decided = _decided_by_audit(stored)  # the audit itself may have tested the sampler since
-        early += [name for name in {*items, *now} - decided if not alike(items.get(name), now.get(name))]
+        early += [name for name in {*items, *now} - decided if not json_equal(items.get(name), now.get(name))]
     if early:
         return Check(
             "trainer", False, f"result.json differs in {', '.join(early)} from what was committed to before round 1"
         )
     if noted is None:
         return Check("trainer", None, "the log does not end with the trainer's own entries, such as the accuracy")
-    changed = [name for name, value in noted.items() if name not in entries or not alike(entries[name], value)]
+    changed = [name for name, value in noted.items() if name not in entries or not json_equal(entries[name], value)]
     if changed:
         return Check("trainer", False, f"result.json differs in {', '.join(changed)} from what the log ended with")
     if known.statement.config_sha256 is None and known.config_sha256 is not None:
@@ -220,13 +220,13 @@ def _trainer(known: Evidence) -> Check:
     privacy = (known.config or {}).get("privacy")
     if isinstance(privacy, dict) and "noise_multiplier" in privacy:
         noise, configured = stored.get("noise_multiplier"), privacy["noise_multiplier"]
-        if noise is not None and not alike(noise, configured):
+        if noise is not None and not json_equal(noise, configured):
             return Check(
                 "trainer",
                 False,
-                f"the noise multiplier is {shown(noise)} in the result, {shown(configured)} in the config",
+                f"the noise multiplier is {short_repr(noise)} in the result, {short_repr(configured)} in the config",
             )
-    if not alike(stored.get("log_digest"), known.log.digest):
+    if not json_equal(stored.get("log_digest"), known.log.digest):
         return Check("trainer", False, "result.json holds a log digest that differs from the log's")
     late = [name for name in UNCOMMITTED if stored.get(name) is not None and name not in facts]
     if late:
@@ -268,14 +268,14 @@ def _derived(known: Evidence) -> Check:
     changed = [
         name
         for name in again
-        if not alike(_without_words(stored.get(name)), _without_words(again[name]), abs_tol=TOLERANCE)
+        if not json_equal(_without_words(stored.get(name)), _without_words(again[name]), abs_tol=TOLERANCE)
     ]
     changed = [name for name in changed if name not in DERIVED]
     if result.settings != known.settings:
         changed.append("settings")
     unknown = stored.keys() - again.keys() - ((known.log.outcome or {}).keys() - {PIPELINE_ITEMS}) - set(ADDED)
     if unknown:
-        listed = ", ".join(sorted(map(shown, unknown)))
+        listed = ", ".join(sorted(map(short_repr, unknown)))
         return Check(
             "result", False, f"result.json holds entries that neither follow from the log nor occur in it: {listed}"
         )
@@ -307,7 +307,7 @@ def judge_again(path: Path, max_epsilon: float) -> AuditResult:
 
 
 def _derive_again(
-    result: AuditResult, log: Rounds, settings: Settings, *, claim: Claim | None, watched: bool
+    result: AuditResult, log: LogReader, settings: Settings, *, claim: Claim | None, watched: bool
 ) -> AuditResult:
     """The result that follows from a stored log and what the pipeline stated about itself, with this claim."""
     return derive_result(

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
-from coalmine.log.commitment import Statement
-from coalmine.log.mapped_rounds import Rounds
+from coalmine.log.commitment import Precommitment
+from coalmine.log.mapped_rounds import LogReader
 from coalmine.measure.settings import Settings
 
 
@@ -22,8 +22,8 @@ class Evidence:
     """The content of the directory, read once."""
 
     settings: Settings
-    statement: Statement
-    log: Rounds
+    statement: Precommitment
+    log: LogReader
     stored: dict[str, Any]
     config: dict[str, Any] | None  # None unless it was committed to
     config_sha256: str | None

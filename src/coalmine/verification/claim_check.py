@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from coalmine.evidence.ladder import presented_times
-from coalmine.log.commitment import TOLERANCE, alike
+from coalmine.log.commitment import TOLERANCE, json_equal
 from coalmine.measure.settings import Settings
 from coalmine.result.audit_result import AuditResult
 from coalmine.verdict.amplified_claim import read_claim
@@ -46,7 +46,7 @@ def check_claim(known: Evidence) -> Check:
 def _differs(promised: dict[str, Any], judged: Claim) -> list[str]:
     """The fields in which a claim differs from the one that was made before round 1."""
     fields = judged.to_dict()
-    return [name for name in sorted(fields | promised) if not alike(fields.get(name), promised.get(name))]
+    return [name for name in sorted(fields | promised) if not json_equal(fields.get(name), promised.get(name))]
 
 
 def _may_be_completed(made: Claim, judged: Claim, settings: Settings) -> bool:

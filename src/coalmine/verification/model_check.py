@@ -9,9 +9,9 @@ import numpy as np
 
 from coalmine.argument_checks import Floats
 from coalmine.canaries import BlockedCanaries, RotatedCanaries, SphereCanaries
-from coalmine.log.commitment import Statement
+from coalmine.log.commitment import Precommitment
 from coalmine.log.files import open_regular
-from coalmine.log.mapped_rounds import Rounds
+from coalmine.log.mapped_rounds import LogReader
 from coalmine.measure.round import Final
 from coalmine.measure.vectors import layer_norms, model_sha256
 from coalmine.verification.check import Check, Evidence
@@ -26,7 +26,7 @@ UNREADABLE = (  # errors of numpy's reader for files with a strange header
 INITIAL = "initial.npy"  # in the run directory, if the audit committed to the initial model
 
 
-def initial_file(path: Path, statement: Statement, given: Path | None) -> Path | None:
+def initial_file(path: Path, statement: Precommitment, given: Path | None) -> Path | None:
     """The file of the initial model: the one that is given, or the directory's own, if the audit committed to it."""
     own = path / INITIAL
     return own if given is None and statement.initial_sha256 is not None and own.exists() else given
@@ -190,7 +190,7 @@ def _tied_to_model(
     return Check("sum", True, f"{detail}, which leads from the initial to the final model")
 
 
-def _weighted_sum(log: Rounds, momentum: float) -> Floats | None:
+def _weighted_sum(log: LogReader, momentum: float) -> Floats | None:
     """The sum of the rounds along all canaries; a server with momentum adds each round again with decreasing weight."""
     last = max(log.numbers, default=0)
     total: Floats | None = None

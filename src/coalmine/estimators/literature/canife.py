@@ -10,7 +10,7 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from coalmine.argument_checks import Floats, finite_array, one_number, shown, unit_interval, whole_number
+from coalmine.argument_checks import Floats, finite_array, one_number, short_repr, unit_interval, whole_number
 from coalmine.estimators.bounds import FEWEST
 from coalmine.estimators.literature.literature_row import LiteratureRow
 from coalmine.estimators.literature.thresholds import clopper_pearson, error_counts, score_tables
@@ -105,7 +105,7 @@ def _noises(per_round_epsilons: npt.ArrayLike, delta: float) -> Floats:
     limited = finite_array("per_round_epsilons", np.where(np.isposinf(epsilons), 0.0, epsilons))
     if limited.ndim != 1 or not limited.size or limited.min() < 0:
         raise ValueError(
-            f"per_round_epsilons must be one row of epsilons of at least 0, got {shown(per_round_epsilons)}"
+            f"per_round_epsilons must be one row of epsilons of at least 0, got {short_repr(per_round_epsilons)}"
         )
     return np.asarray(mechanism_noise(epsilons, delta=delta))
 

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.fft import irfft, next_fast_len, rfft
 
-from coalmine.argument_checks import Floats, shown, whole_number
+from coalmine.argument_checks import Floats, short_repr, whole_number
 
 LARGEST_SIDE = 2_000  # most canaries compared with each other; more add cost and little power
 LARGEST_TABLE = 40_000_000  # most rounds × canaries compared with each other
@@ -40,7 +40,7 @@ class Picks:
         canaries = whole_number("canaries", canaries, minimum=1)
         given = np.asarray(numbers)
         if given.ndim != 1 or not given.size or given.dtype.kind not in "iu" or given.min() < 1:
-            raise ValueError(f"numbers must be round numbers counted from 1, got {shown(numbers)}")
+            raise ValueError(f"numbers must be round numbers counted from 1, got {short_repr(numbers)}")
         if len(np.unique(given)) < len(given):
             raise ValueError("numbers must be different round numbers, got one twice; keep one record of each round")
         if given.max() - given.min() > LONGEST_SPAN + 100 * len(given):

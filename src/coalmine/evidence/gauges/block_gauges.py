@@ -11,7 +11,7 @@ import numpy as np
 from coalmine.argument_checks import Floats
 from coalmine.estimators.null import CosineNull
 from coalmine.evidence.gauges.gauge import LEVEL, Gauge, deciding_reading, ratio_quantile
-from coalmine.evidence.views import Look
+from coalmine.evidence.views import RoundViews
 from coalmine.measure.settings import Settings
 
 COMPARED = 256  # most blocks that are compared with each other
@@ -28,7 +28,7 @@ class BlockReader:
         self._allowed = 1.0
         self._correlations = _Correlations(min(len(settings.block_sizes), COMPARED))
 
-    def add(self, look: Look) -> None:
+    def add(self, look: RoundViews) -> None:
         """Take the next round."""
         item, settings = look.item, self._settings
         if item.chunk_rests is not None and item.noise_std:

@@ -13,7 +13,7 @@ from scipy.special import bdtrc, betaincinv, chdtri, gammainc
 
 from coalmine.argument_checks import count_of
 from coalmine.evidence.gauges.gauge import LEVEL, Gauge
-from coalmine.evidence.views import Look
+from coalmine.evidence.views import RoundViews
 from coalmine.measure.coordinate_sums import QUANTILES, Reading, chi_quantile
 from coalmine.measure.round import Final
 from coalmine.measure.settings import Settings
@@ -37,7 +37,7 @@ class CoordinateReader:
         self._readings: list[Reading] = []
         self._final = None if final is None else final.law_coordinates
 
-    def add(self, look: Look) -> None:
+    def add(self, look: RoundViews) -> None:
         """Take the next round."""
         if look.item.law_coordinates is not None:
             self._readings.append(Reading.of(look.item.law_coordinates))

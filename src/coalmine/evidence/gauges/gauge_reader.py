@@ -9,7 +9,7 @@ from coalmine.evidence.gauges.gauge import LEVEL, Gauge
 from coalmine.evidence.gauges.law_gauges import LawReader
 from coalmine.evidence.gauges.level_gauges import LevelReader
 from coalmine.evidence.gauges.sketch_gauges import SketchReader
-from coalmine.evidence.views import Look, read_log
+from coalmine.evidence.views import RoundViews, read_log
 from coalmine.log.rounds_file import RoundLog
 from coalmine.measure.round import Final
 from coalmine.measure.settings import Settings
@@ -41,7 +41,7 @@ class GaugeReader:
         self._blocks = BlockReader(settings)
         self._coordinates = CoordinateReader(settings, final)
 
-    def add(self, look: Look) -> None:
+    def add(self, look: RoundViews) -> None:
         """Read the next round."""
         self._level.add(look)
         self._sketch.add(look)

@@ -14,7 +14,7 @@ from scipy.special import bdtrc, chdtrc, chdtri, ndtr, ndtri, pdtr, pdtrc
 from coalmine.argument_checks import Floats
 from coalmine.estimators.null import CosineNull
 from coalmine.evidence.gauges.gauge import LEVEL, Gauge, deciding_reading
-from coalmine.evidence.views import Look
+from coalmine.evidence.views import RoundViews
 from coalmine.measure.noise_law import BARE, CELL, CELLS, NoiseParts, zero_width
 from coalmine.measure.round import Round
 from coalmine.measure.settings import Settings
@@ -47,7 +47,7 @@ class LawReader:
         self._settings = settings
         self._rounds: list[Round] = []
 
-    def add(self, look: Look) -> None:
+    def add(self, look: RoundViews) -> None:
         """Take the next round."""
         if look.item.law_moments is not None:
             self._rounds.append(_without_scores(look.item))

@@ -8,7 +8,7 @@ import numpy as np
 
 from coalmine.argument_checks import Floats
 from coalmine.evidence.gauges.gauge import LEVEL, Gauge, deciding_reading, ratio_quantile
-from coalmine.evidence.views import Look, View
+from coalmine.evidence.views import RoundViews, View
 from coalmine.measure.settings import Settings
 
 TOO_LONG = 1.02  # ratio to the stated noise from which on the residual holds more than noise
@@ -25,7 +25,7 @@ class LevelReader:
         self._sums = _Sums(settings)
         self._layers: list[_LayerLengths] = []
 
-    def add(self, look: Look) -> None:
+    def add(self, look: RoundViews) -> None:
         """Take the next round."""
         item = look.item
         if look.plain is not None and look.plain.noise_std:

@@ -14,7 +14,7 @@ from scipy.special import chdtrc, chdtri, gammainc, gammaincinv, ndtri
 from coalmine.argument_checks import Floats
 from coalmine.estimators.null import CosineNull
 from coalmine.evidence.gauges.gauge import LEVEL, Gauge, deciding_reading
-from coalmine.evidence.views import FEWEST_COLUMNS, SKETCH, Look, sketch_columns
+from coalmine.evidence.views import FEWEST_COLUMNS, SKETCH, RoundViews, sketch_columns
 from coalmine.measure.round import Round
 from coalmine.measure.settings import Settings
 
@@ -44,7 +44,7 @@ class SketchReader:
         self._with_before: list[float] = []
         self._total: Floats | None = None
 
-    def add(self, look: Look) -> None:
+    def add(self, look: RoundViews) -> None:
         """Take the next round."""
         view = look.white_residual
         if view is None:

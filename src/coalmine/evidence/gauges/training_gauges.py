@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from coalmine.argument_checks import Floats, count_of
 from coalmine.evidence.gauges.gauge import GRADIENT, MOVED, SIGNAL, TRAINED, Gauge
-from coalmine.evidence.views import Look
+from coalmine.evidence.views import RoundViews
 from coalmine.measure.round import Final
 from coalmine.measure.settings import Settings
 
@@ -36,7 +36,7 @@ class TrainingReader:
         self._signals = np.zeros(len(self._names))
         self._observed = self._rounds = self._with_gradient = self._with_noise = 0
 
-    def add(self, look: Look) -> None:
+    def add(self, look: RoundViews) -> None:
         """Take the next round."""
         item = look.item
         self._observed += 1

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from flwr.app import Array, ArrayRecord
 
-from coalmine.argument_checks import shown
+from coalmine.argument_checks import short_repr
 from coalmine.log.files import write_atomically
 
 Row = npt.NDArray[Any]
@@ -120,7 +120,7 @@ def as_record(model: Any) -> ArrayRecord:
     if isinstance(named, list | tuple):
         named = {str(index): values for index, values in enumerate(named)}
     if not isinstance(named, Mapping):
-        raise TypeError(f"a model must be an ArrayRecord, a torch Module or a state_dict, got {shown(model)}")
+        raise TypeError(f"a model must be an ArrayRecord, a torch Module or a state_dict, got {short_repr(model)}")
     return ArrayRecord({str(name): _as_array(name, values) for name, values in named.items()})
 
 
@@ -132,7 +132,7 @@ def _as_array(name: object, values: Any) -> Array:
     except TypeError as error:
         raise TypeError(f"array {name!r} must be of a type that numpy knows, got {values.dtype} ({error})") from None
     if values.dtype.kind not in "biufc":
-        raise TypeError(f"a model must hold numbers in array {name!r}, got {shown(values)}")
+        raise TypeError(f"a model must hold numbers in array {name!r}, got {short_repr(values)}")
     return Array(values)
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 import numpy as np
 from flwr.app import ConfigRecord, Context, Message
 
-from coalmine.argument_checks import one_number, shown, whole_number
+from coalmine.argument_checks import one_number, short_repr, whole_number
 from coalmine.audit import Audit
 from coalmine.canaries import RotatedCanaries, SphereCanaries
 from coalmine.canaries.seeds import is_guessable
@@ -257,10 +257,10 @@ def checked_partitions(ids: Iterable[int] | None) -> range | None:
     if ids is None:
         return None
     if not isinstance(ids, Iterable):
-        raise ValueError(f"canary_partitions must be a range or a list of partition ids, got {shown(ids)}")
+        raise ValueError(f"canary_partitions must be a range or a list of partition ids, got {short_repr(ids)}")
     listed = [whole_number("a partition id in canary_partitions", each, minimum=0) for each in ids]
     if not listed or listed != list(range(listed[0], listed[-1] + 1)):
-        raise ValueError(f"canary_partitions must be consecutive, at least one, got {shown(ids)}")
+        raise ValueError(f"canary_partitions must be consecutive, at least one, got {short_repr(ids)}")
     return range(listed[0], listed[-1] + 1)
 
 
@@ -284,7 +284,7 @@ class Designation:
             if not self._fits(self._assigned):
                 raise ValueError(
                     f"canary_nodes must name canaries in 0..{self._canaries - 1}, at least one for each node, "
-                    f"got {shown(nodes)}"
+                    f"got {short_repr(nodes)}"
                 )
         elif nodes is not None:
             self._fraction = one_number("canary_nodes", nodes)
@@ -331,7 +331,7 @@ class Designation:
             assigned = None
         if assigned is None or not self._fits(assigned):
             raise ValueError(
-                f"{path} must name different canaries in 0..{self._canaries - 1} by node, got {shown(text)}; "
+                f"{path} must name different canaries in 0..{self._canaries - 1} by node, got {short_repr(text)}; "
                 "remove it to assign canaries to nodes again"
             )
         return assigned
@@ -383,16 +383,16 @@ def parse_canaries(value: object, *, count: int) -> tuple[int, ...]:
     (0, 1, 2, 7)
     """
     if isinstance(value, bool) or not isinstance(value, int | str):
-        raise ValueError(f"canary-id must be a number or text such as '0-49' or '0,3,7', got {shown(value)}")
+        raise ValueError(f"canary-id must be a number or text such as '0-49' or '0,3,7', got {short_repr(value)}")
     canaries: list[int] = []
     for part in str(value).split(","):
         match = PART.fullmatch(part)
         if match is None:
-            raise ValueError(f"canary-id must be a number or text such as '0-49' or '0,3,7', got {shown(value)}")
+            raise ValueError(f"canary-id must be a number or text such as '0-49' or '0,3,7', got {short_repr(value)}")
         first, last = int(match[1]), int(match[2] or match[1])
         if not first <= last < count:
             raise ValueError(f"canary-id must lie in 0..{count - 1}, got {part.strip()}")
         canaries.extend(range(first, last + 1))
     if len(set(canaries)) < len(canaries):
-        raise ValueError(f"canary-id must name each canary once, got {shown(value)}")
+        raise ValueError(f"canary-id must name each canary once, got {short_repr(value)}")
     return tuple(canaries)

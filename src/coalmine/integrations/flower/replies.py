@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
-from coalmine.argument_checks import shown
+from coalmine.argument_checks import short_repr
 from coalmine.integrations.flower.arrays import array_values
 from coalmine.integrations.flower.canary_clients import BYPASSED, REPLY, Designation, mod_order
 
@@ -136,7 +136,7 @@ def check_arrays(content: RecordDict, model: Mapping[str, Array], buffers: Colle
     ((key, record),) = records.items()
     if record.keys() != model.keys():
         missing, more = list(model.keys() - record.keys()), list(record.keys() - model.keys())
-        difference = f"lacks {shown(missing[0])}" if missing else f"holds {shown(more[0])}"
+        difference = f"lacks {short_repr(missing[0])}" if missing else f"holds {short_repr(more[0])}"
         raise BadReplyError(f"it must hold the model's arrays, but it {difference}")
     for name, array in record.items():
         _check_array(name, array, model[name], whole=name in buffers)
@@ -148,7 +148,7 @@ def _check_array(name: str, array: Array, sent: Array, *, whole: bool) -> None:
     expected = array_values(sent)
     try:
         if array.stype != sent.stype:
-            raise BadReplyError(f"array {name!r} must be serialised as {sent.stype}, got {shown(array.stype)}")
+            raise BadReplyError(f"array {name!r} must be serialised as {sent.stype}, got {short_repr(array.stype)}")
         values = array_values(array)
     except BadReplyError:
         raise
@@ -160,7 +160,9 @@ def _check_array(name: str, array: Array, sent: Array, *, whole: bool) -> None:
     right = values.dtype.kind in ("biuf" if whole else expected.dtype.kind)
     if not right or (values.dtype.kind == "f" and values.dtype.itemsize > LONGEST_FLOAT):
         wanted = "numbers" if whole else "floating-point numbers" if expected.dtype.kind == "f" else str(expected.dtype)
-        raise BadReplyError(f"array {name!r} must hold {wanted} of at most 64 bits, got {shown(str(values.dtype))}")
+        raise BadReplyError(
+            f"array {name!r} must hold {wanted} of at most 64 bits, got {short_repr(str(values.dtype))}"
+        )
     if values.shape != expected.shape:
         raise BadReplyError(f"array {name!r} must have shape {expected.shape}, got {values.shape}")
     if values.dtype.kind == "V":
@@ -184,10 +186,10 @@ def check_metrics(content: RecordDict, weight_key: str) -> None:
     for name, value in metrics.items():
         for number in value if isinstance(value, list) else [value]:
             if isinstance(number, int) and abs(number) > LARGEST_WHOLE:
-                raise BadReplyError(f"metric {shown(name)} must be a number, got a whole number beyond 2^63")
+                raise BadReplyError(f"metric {short_repr(name)} must be a number, got a whole number beyond 2^63")
     weight = metrics.get(weight_key, 1.0)
     if isinstance(weight, list):
-        raise BadReplyError(f"{weight_key!r} must be one number, got {shown(weight)}")
+        raise BadReplyError(f"{weight_key!r} must be one number, got {short_repr(weight)}")
     if not math.isfinite(weight) or weight <= 0:
         raise BadReplyError(f"{weight_key!r} must be finite and above 0, got {weight:g}")
 
@@ -282,7 +284,7 @@ class CanaryClaims:
             raise BadReplyError(mod_order(printable(bypassed, LONGEST // 4)))
         index = entries.get("canary") if len(entries) == 1 else None
         if type(index) is not int or not 0 <= index < self._canaries:
-            got = shown(dict(record)) if isinstance(record, ConfigRecord) else type(record).__name__
+            got = short_repr(dict(record)) if isinstance(record, ConfigRecord) else type(record).__name__
             raise BadReplyError(f"it must name one canary in 0..{self._canaries - 1}, got {got}")
         if self._designation.names_nodes:
             assigned = self._designation.index_of(reply.metadata.src_node_id, round_number)

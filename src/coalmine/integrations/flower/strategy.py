@@ -15,7 +15,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Bulyan, FedAvg, FedMedian, FedTrimmedAvg, Krum, MultiKrum, QFedAvg, Result, Strategy
 
-from coalmine.argument_checks import shown
+from coalmine.argument_checks import short_repr
 from coalmine.audit import Audit, OnViolation
 from coalmine.integrations.flower.arrays import FrozenArrays, Layout, Row, as_record
 from coalmine.integrations.flower.canary_clients import (
@@ -123,7 +123,7 @@ def audited(
     `max_epsilon`.
     """
     if not isinstance(strategy, Strategy):
-        raise TypeError(f"strategy must be a strategy of flwr.serverapp, got {shown(strategy)}")
+        raise TypeError(f"strategy must be a strategy of flwr.serverapp, got {short_repr(strategy)}")
     if isinstance(canaries, range):
         settings["canary_partitions"] = canaries
         canaries = len(canaries)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.distributed import TCPStore, distributed_c10d  # type: ignore[attr-defined]
 
-from coalmine.argument_checks import shown
+from coalmine.argument_checks import short_repr
 from coalmine.measure.torch_group import LostRankError, can_connect
 from coalmine.simulation.distributed.rank_group import RankGroup
 
@@ -117,7 +117,7 @@ def _check_place(place: RankPlace, rank: str, size: str, port: str) -> RankPlace
 def _integer(environment: Mapping[str, str], name: str, default: str | None = None) -> int:
     text = environment.get(name) or default or ""
     if not re.fullmatch(r"-?\d{1,12}", text):
-        raise ValueError(f"{name} must be a whole number, got {shown(text)}")
+        raise ValueError(f"{name} must be a whole number, got {short_repr(text)}")
     return int(text)
 
 
@@ -129,7 +129,7 @@ def arrival_limit(environment: Mapping[str, str]) -> float:
     except ValueError:
         seconds = 0.0
     if not 0 < seconds < 1e6:
-        raise ValueError(f"COALMINE_RANK_TIMEOUT must be a positive number of seconds, got {shown(text)}")
+        raise ValueError(f"COALMINE_RANK_TIMEOUT must be a positive number of seconds, got {short_repr(text)}")
     return seconds
 
 
@@ -196,8 +196,8 @@ def _check_port(place: RankPlace) -> None:
         ) from None
     if not reachable:
         raise ValueError(
-            f"MASTER_ADDR must be an address of the machine of rank 0, got {shown(place.address)}, which cannot be reached "
-            "from there"
+            f"MASTER_ADDR must be an address of the machine of rank 0, got {short_repr(place.address)}, which cannot be "
+            "reached from there"
         )
 
 

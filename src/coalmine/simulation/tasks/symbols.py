@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from coalmine.argument_checks import shown
+from coalmine.argument_checks import short_repr
 
 Symbols = npt.NDArray[np.int16]
 
@@ -39,7 +39,7 @@ class Vocabulary:
             raise ValueError(f"a vocabulary must have at most 32,763 words, got {len(self.words):,}")
         if len(self.numbers) < len(self.words):
             repeated = Counter(self.words).most_common(1)[0][0]
-            raise ValueError(f"a vocabulary must list each word once, got {shown(repeated)} twice")
+            raise ValueError(f"a vocabulary must list each word once, got {short_repr(repeated)} twice")
 
     @cached_property
     def numbers(self) -> dict[bytes, int]:
@@ -118,7 +118,7 @@ def read_word_counts(path: Path, *, size: int = VOCABULARY) -> Vocabulary:
             parts = line.split()
             if len(parts) != 2 or not parts[1].isdigit():
                 raise ValueError(
-                    f"{path}, line {number} must be a word and a count, got {shown(line.decode('latin-1'))}"
+                    f"{path}, line {number} must be a word and a count, got {short_repr(line.decode('latin-1'))}"
                 )
             words.append(parts[0])
     if not words:

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Self
 
 from msgspec import ValidationError, convert
 
-from coalmine.argument_checks import shown
+from coalmine.argument_checks import short_repr
 from coalmine.verdict.outcome import PASS, UNDERPOWERED, VIOLATION, Outcome
 
 MOST_NAMED = 4  # most gauges and rungs that a reason lists
@@ -136,12 +136,12 @@ def read_finding(outcome: Outcome, code: str, facts: Mapping[str, Any], rung: st
     fitting = sorted((each for each in classes if each.fits(facts, rung)), key=lambda each: each.rung is None)
     if not fitting:
         known = "do not fit its sentence" if classes else f"fit no {outcome} that this version knows"
-        raise ValueError(f"the facts of a verdict of code {shown(code)} {known}")
+        raise ValueError(f"the facts of a verdict of code {short_repr(code)} {known}")
     try:
         finding = fitting[0].of_facts(facts)
         finding.sentence()
     except (ValidationError, LookupError, TypeError, ValueError):
-        raise ValueError(f"the facts of a verdict of code {shown(code)} do not fit its sentence") from None
+        raise ValueError(f"the facts of a verdict of code {short_repr(code)} do not fit its sentence") from None
     return finding
 
 

@@ -1,0 +1,120 @@
+"""What every integration does: it holds an audit, records the run, reads the claim, and finishes the audit."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any, ClassVar, Self
+
+from coalmine.audit import Audit
+from coalmine.integrations.recorder import FinishedRun, RunRecorder, Trainer
+from coalmine.log.rounds_file import RoundLog
+from coalmine.log.run_directory import RunDirectory
+from coalmine.measure.settings import Settings
+from coalmine.result.audit_result import AuditResult
+from coalmine.result.other_rank import ResultOnRank0
+from coalmine.verdict.alarm import Alarm
+from coalmine.verdict.claim import Claim
+from coalmine.verdict.coverage import AuditedItem
+
+
+class FrameworkAudit(ABC):
+    """The audit of a run in a framework: `thing.audit`, where `thing` is what `audited` returned.
+
+    `core` is the `Audit` that it holds. Its members that a user of a framework needs are here too. A subclass puts canaries
+    into the framework's rounds, calls `core.observe_round` and `recorder.add_round` after each, and has a `finish` whose
+    keywords are those that its framework needs. That `finish` passes a `FinishedRun` to `conclude`.
+    """
+
+    trainer: ClassVar[Trainer]
+
+    def __init__(
+        self, core: Audit, *, privacy: Mapping[str, Any], canaries: Mapping[str, Any] | None = None, **config: Any
+    ) -> None:
+        """`privacy`, `canaries` and `config` go into config.toml; the audit's delta and number of canaries are added."""
+        self.core = core
+        core.finishes_in = self.trainer.name
+        settings = core.settings
+        self.recorder = RunRecorder(
+            core,
+            self.trainer,
+            privacy={**privacy, "delta": settings.delta},
+            canaries={"count": settings.canaries, **(canaries or {})},
+            **config,
+        )
+
+    @abstractmethod
+    def finish(self, *, claim: Claim | float | None = None, task: str | None = None) -> AuditResult | ResultOnRank0:
+        """The result of the run, which is also written to result.json if there is a directory."""
+
+    def conclude(self, claim: Claim | float | str | None, run: FinishedRun, *, task: str | None = None) -> AuditResult:
+        """Judge the claim, and return and write the result: what `RunRecorder.finish` says."""
+        return self.recorder.finish(claim, run, task=task)
+
+    def read_claim_as(self, accounted: Claim | None) -> None:
+        """Let `on_violation` read a claim that is a bare number as this accounting."""
+        if accounted is not None and self.core.claim is not None and self.core.claim.bare:
+            self.core.watch.read_claim_as(self.core.claim.read_as(accounted))
+
+    def detach(self) -> None:
+        """Give the audit back to its owner, who may then finish it without the framework."""
+        self.core.finishes_in = None
+
+    # Members of the audit itself
+
+    @property
+    def settings(self) -> Settings:
+        return self.core.settings
+
+    @property
+    def claim(self) -> Claim | None:
+        """The claim that the audit was made with, and committed to."""
+        return self.core.claim
+
+    @property
+    def directory(self) -> RunDirectory | None:
+        return self.core.directory
+
+    @property
+    def last_round(self) -> int:
+        """Number of the last observed round, 0 before the first."""
+        return self.core.last_round
+
+    @property
+    def log(self) -> RoundLog:
+        """Everything observed so far; on rank 0 only."""
+        return self.core.log
+
+    def alarm(self, claim: Claim | float | None = None, *, wait: bool = True) -> Alarm | None:
+        """The first round after which the claim was refuted, as `Audit.alarm` returns it."""
+        return self.core.alarm(claim, wait=wait)
+
+    def result(self, *, claim: Claim | float | None = None) -> AuditResult:
+        """The result so far, without what the framework knows of its pipeline; writes nothing."""
+        return self.core.result(claim=claim)
+
+    def flush(self, *, sync: bool = False) -> None:
+        """Record the round that is still being measured; with `sync`, write every round to disk."""
+        self.core.flush(sync=sync)
+
+    def rewind_to(self, round_number: int) -> None:
+        """Remove every round after `round_number`: for a run that resumes from a checkpoint."""
+        self.core.rewind_to(round_number)
+
+    def close(self) -> None:
+        """Record a round that is still being measured, and unlock the directory."""
+        self.core.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def tensors_item(audit: Audit, remedy: str) -> Sequence[AuditedItem]:
+    """The item "tensors" of an audit without layers; with layers, the audit itself says what it checked."""
+    if audit.settings.layers:
+        return ()
+    return (AuditedItem("tensors", "not checked", f"the audit has no layers: {remedy}"),)
