@@ -68,8 +68,8 @@ def test_a_run_is_verified_and_a_resumed_one_keeps_what_it_committed_to(tmp_path
     training_run.start(config(**KINDS[kind]), tmp_path)
     before = json.loads((tmp_path / "result.json").read_text())
     (tmp_path / "result.json").unlink()
-    entries, items = PlannedPrivacy.entries, PlannedPrivacy.audited_items
-    monkeypatch.setattr(PlannedPrivacy, "entries", lambda self, title: entries(self, "another title"))
+    section, items = PlannedPrivacy.section, PlannedPrivacy.audited_items
+    monkeypatch.setattr(PlannedPrivacy, "section", lambda self, title: section(self, "another title"))
     monkeypatch.setattr(PlannedPrivacy, "audited_items", lambda self: items(self)[:1])
     training_run.resume(tmp_path)
     after = json.loads((tmp_path / "result.json").read_text())

@@ -300,7 +300,7 @@ def test_the_result_survives_json():
     result = check_private(noised_sum(1), **CLAIM)
     again = AuditResult.from_dict(json.loads(json.dumps(json_ready(result.to_dict()))))
     assert again.epsilon == result.epsilon
-    assert again.extra == result.extra
+    assert again.trainer == result.trainer
     assert "clipping: checked" in str(result)
     schema = json.loads((Path(__file__).parents[2] / "docs" / "reference" / "result.schema.json").read_text())
     jsonschema.validate(json_ready(result.to_dict()), schema)

@@ -248,10 +248,16 @@ def test_invalid_claims_are_rejected(arguments, message):
 def test_result_prints_and_serialises():
     audit = train(dim=400, canaries=40, rounds=2)
     found = audit.result(claim=3.0, analytical_epsilon=3.2)
-    text = str(found)
-    for word in ("known-others", "claimed epsilon 3", "gauge noise", "analytical epsilon 3.2"):
+    text = found.details()
+    for word in ("known-others", "claimed epsilon 3", "gauge noise", "analytical ε 3.2"):
         assert word in text
-    assert "<table>" in found._repr_html_()
+    page = found._repr_html_()
+    assert "<table>" in page
+    assert "<svg" in page
+    assert found.verdict.outcome in page
+    frame = found.to_frame()
+    assert list(frame["adversary"]) == [name for name, each in found.adversaries.items() for _ in each.rows]
+    assert frame["epsilon"][0] == found["all-iterates"].epsilon
     assert Audit(100, canaries=10, seed=1, delta=1e-5).result(claim=1.0).verdict.outcome == "UNDERPOWERED"
 
 

@@ -1,16 +1,12 @@
 """`coalmine compare`: a table of finished runs."""
 
-import csv
 import logging
-import math
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
-from coalmine.argument_checks import printable
 from coalmine.cli.exit_codes import BAD_INPUT
 from coalmine.cli.named_runs import find_runs, how_to_finish, is_finished, print_notes, print_problems, read_result
 from coalmine.cli.options import JSON, Command, run_directories
@@ -26,7 +22,6 @@ FEW = 4  # most numbers of presentations that a table lists
 
 @click.command(cls=Command)
 @run_directories()
-@click.option("--csv", "as_csv", is_flag=True, help="Print CSV with each adversary's interval and lower bound.")
 @click.option(
     "--plot",
     type=click.Path(path_type=Path),
@@ -34,7 +29,7 @@ FEW = 4  # most numbers of presentations that a table lists
     help="Also plot epsilon against noise into a .png, .svg or .pdf file.",
 )
 @JSON
-def compare(directories: tuple[Path, ...], as_csv: bool, plot: Path | None, as_json: bool) -> int:
+def compare(directories: tuple[Path, ...], plot: Path | None, as_json: bool) -> int:
     """Compare finished runs in a table.
 
     The table shows the accuracy, the epsilon behind each verdict, and each adversary's estimate. Unfinished runs are
@@ -48,15 +43,16 @@ def compare(directories: tuple[Path, ...], as_csv: bool, plot: Path | None, as_j
     Exit codes: 0 if at least one run is finished, 2 if none is, or if a path has no run or a damaged one. The
     readable runs are shown in any case.
     """
-    if as_csv and as_json:
-        raise click.UsageError("--csv and --json exclude each other: give one")
     named = find_runs(directories)
     results, unfinished, problems = _read_results(named.runs)
     problems += named.problems.values()
     if results:
         if plot is not None:
             _plot(plot, [Path(name) for name in results])
-        _print(results, as_csv=as_csv, as_json=as_json)
+        if as_json:
+            print_json([run_record(name, result) for name, result in results.items()])
+        else:
+            print_results(results)
     print_problems(unfinished)
     print_notes(f"{line}: left out" for line in named.ignored.values())
     print_problems(problems)
@@ -75,27 +71,6 @@ def _read_results(directories: Sequence[Path]) -> tuple[dict[str, AuditResult], 
         except ValueError as error:
             problems.append(str(error))
     return results, unfinished, problems
-
-
-def _print(results: Mapping[str, AuditResult], *, as_csv: bool, as_json: bool) -> None:
-    records = [run_record(name, result) for name, result in results.items()]
-    if as_json:
-        print_json(records)
-    elif as_csv:
-        rows = [{printable(key): _csv_cell(value) for key, value in _flat(record).items()} for record in records]
-        names = list(dict.fromkeys(name for row in rows for name in row))
-        writer = csv.DictWriter(sys.stdout, names, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-    else:
-        print_results(results)
-
-
-def _csv_cell(value: Any) -> Any:
-    """Text without control characters, which a terminal would obey; empty for a missing number."""
-    if isinstance(value, float) and math.isnan(value):
-        return ""
-    return printable(value) if isinstance(value, str) else value
 
 
 def print_results(results: Mapping[str, AuditResult]) -> None:
@@ -208,20 +183,3 @@ def run_record(name: str, result: AuditResult) -> dict[str, Any]:
         "audited": {item.name: item.status for item in result.audited},
         "adversaries": {rung: {key: found[key] for key in kept} for rung, found in whole["adversaries"].items()},
     }
-
-
-def _flat(run: dict[str, Any]) -> dict[str, Any]:
-    nested = ("adversaries", "audited", "headline", "legs", "claim_sampling")
-    flat = {name: value for name, value in run.items() if name not in nested}
-    flat["presented"] = " ".join(map(str, run["presented"]))
-    top = run["headline"] or {}
-    flat |= {f"headline {key}": top.get(key) for key in ("rung", "participations", "epsilon")}
-    flat["headline low"], flat["headline high"] = top.get("interval") or (None, None)
-    flat |= {f"claim_sampling {key}": value for key, value in (run["claim_sampling"] or {}).items()}
-    flat |= {f"{name} leg": outcome for name, outcome in run["legs"].items()}
-    flat |= {f"audited {name}": status for name, status in run["audited"].items()}
-    for name, found in run["adversaries"].items():
-        low, high = found["interval"] or (None, None)
-        figures = {"epsilon": found["epsilon"], "low": low, "high": high, "lower_bound": found["lower_bound"]}
-        flat |= {f"{name} {key}": value for key, value in figures.items()}
-    return flat

@@ -18,6 +18,7 @@ from coalmine.verdict.outcome import PASS, VIOLATION
 from coalmine.verdict.verdict import Verdict
 
 MOST_LINES, WIDTH = 10, 100
+MOST_FAULTS = 3
 MOST_WRAPPED = 2  # lines of one answer
 FIRST_TO_WRAP = ("next", "why", "claim", "measured", "not checked", "checked", "more", "certified", "accuracy")
 INDENT = " " * 15  # below the labels
@@ -139,7 +140,9 @@ def next_step(result: AuditResult) -> str:
         )
     explained = isinstance(verdict.finding, AccountedAboveClaim | SamplerAboveClaim | StatedTooLittle)
     if verdict.outcome == VIOLATION and not explained and (faults := likely_faults(result)):
-        return f"Do not release this model. Likely: {faults[0].title}. {faults[0].mend}"
+        titles = "; or ".join(fault.title for fault in faults[:MOST_FAULTS])
+        mend = f" {faults[0].mend}" if len(faults) == 1 else ""
+        return f"Do not release this model. Likely: {titles}.{mend}"
     return ("Do not release this model. " if verdict.outcome == VIOLATION else "") + verdict.finding.advice()
 
 

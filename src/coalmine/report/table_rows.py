@@ -7,7 +7,7 @@ from typing import Literal
 from coalmine.evidence.ladder import RUNGS, Scores
 from coalmine.result.audit_result import CONFIDENCE, Adversary, AuditResult, Headline, Row
 from coalmine.result.words import format_interval, format_number
-from coalmine.verdict.findings.power import WeakAttacker
+from coalmine.verdict.outcome import UNDERPOWERED
 
 KNOWN_NULL = tuple(rung for rung in RUNGS if rung != "all-iterates")  # rungs whose null has a closed form
 Kind = Literal["estimate", "heuristic", "valid bound"]
@@ -189,7 +189,7 @@ def row_of(result: AuditResult, scores: Scores) -> Row | None:
 
 
 def rung_verdict(result: AuditResult, rung: str) -> str:
-    """The verdict on one rung; empty without a claim, and "–" if its attacker is too weak to confirm anything.
+    """The verdict on one rung; empty without a claim, and "–" for a weaker attacker that could not confirm it.
 
     A rung without rows has the run's verdict if it decided.
     """
@@ -200,7 +200,9 @@ def rung_verdict(result: AuditResult, rung: str) -> str:
         verdict = result.verdict
     if verdict is None:
         return ""
-    return "–" if isinstance(verdict.finding, WeakAttacker) else str(verdict.outcome)
+    last = next(reversed(result.adversaries), rung)
+    decides = rung == last or (result.verdict is not None and result.verdict.rung == rung)
+    return str(verdict.outcome) if decides or verdict.outcome != UNDERPOWERED else "–"
 
 
 def ladder_table(result: AuditResult) -> tuple[list[str], list[list[str]]]:

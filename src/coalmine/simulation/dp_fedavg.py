@@ -47,6 +47,7 @@ class Steps:
     aggregate: Callable[[Tensor, Tensor, Tensor, float, float], Tensor] = noised_average
     others: Callable[[Tensor, float], Tensor] = clients_part
     server_step: Callable[[Tensor, State, int, ServerSettings], Tensor] = server_step
+    note: str = ""  # for the reader of the result
 
 
 @dataclass

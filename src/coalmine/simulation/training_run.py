@@ -471,7 +471,10 @@ def _result(training: Training, accuracy: float) -> AuditResult:
         audited=_audited_items(training),
         watched=training.config.claim.stop_on_violation,
     )
-    return replace(result, trainer=_section(training)).with_entries(accuracy=accuracy, engine=training.description)
+    section = _section(training)
+    notes = (*section.notes, training.steps.note) if training.steps.note else section.notes
+    section = replace(section, accuracy=accuracy, engine=training.description, notes=notes)
+    return replace(result, trainer=section)
 
 
 @contextmanager

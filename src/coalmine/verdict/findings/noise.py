@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
+from coalmine.argument_checks import count_of
 from coalmine.verdict.findings.finding import (
     Doubt,
     Refutation,
@@ -60,7 +61,10 @@ class BoundAboveClaim(LittleNoise):
         return f"the lower bound {self.lower_bound:.3g} at {min(self.confidence, 0.9999):.2%} confidence {compared}"
 
     def plain(self) -> str:
-        return f"ε is at least {self.lower_bound:.2g}, and the claim implies {self.claimed_epsilon:.3g}"
+        if self.participations is None:
+            return f"ε is at least {self.lower_bound:.2g}, and the claim is {self.claimed_epsilon:.3g}"
+        rounds = count_of(self.participations, "known round")
+        return f"ε is at least {self.lower_bound:.2g} for {rounds}, where the claim implies {self.claimed_epsilon:.3g}"
 
 
 @dataclass(frozen=True, kw_only=True)
