@@ -1,4 +1,4 @@
-"""The examples of pfl and NVFlare, each in its own environment.
+"""The examples of pfl and NVFlare, each in its own environment, and a newer release of Flower.
 
     python -m studies.other_frameworks
 
@@ -10,11 +10,14 @@ studies/out. The study fails if an example does not run, or if a second run in t
 - NVFlare neither clips nor adds noise. Each of ten canaries must have the cosine 1/√10 with their sum.
 - The tests of pfl's mechanisms and of NVFlare's filters, and the examples of docs/how-to/testing-frameworks.md,
   must pass.
+- Flower's newer release is installed without its requirements, which contradict those of the rest, and runs on the
+  packages of this environment. The tests of claims in Flower must pass with it.
 """
 
 import argparse
 import json
 import math
+import os
 import subprocess
 import sys
 import venv
@@ -27,6 +30,7 @@ ROOT = Path(__file__).parents[1]
 OUT = ROOT / "studies" / "out" / "frameworks"
 TORCH = "torch==2.13.0"  # as in constraints.txt, whose other versions require another dp-accounting
 TOOLS = ["pytest", "hypothesis"]
+NEXT_FLOWER = "flwr==1.42.*"
 EXAMPLES = {"pfl": "examples/pfl/train.py", "nvflare": "examples/nvflare/job.py"}
 
 
@@ -64,6 +68,19 @@ def run_tests(name: str) -> bool:
     return subprocess.run([environment(name), "-m", "pytest", *options, *tests], check=False, cwd=ROOT).returncode == 0
 
 
+def next_flower_passes() -> bool:
+    """Whether the tests of claims in Flower pass with its newer release, on the packages of this environment."""
+    home = OUT / "next-flower"
+    if not home.exists():
+        install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", home, NEXT_FLOWER]
+        subprocess.run(install, check=True)
+    path = os.pathsep.join([str(home), os.environ.get("PYTHONPATH", "")])
+    tests = ["-q", "-p", "no:cacheprovider", "tests/integrations/test_flower_participations.py"]
+    no_skips = {"PYTHONPATH": path, "COALMINE_FORBID_SKIPS": "1"}
+    done = subprocess.run([sys.executable, "-m", "pytest", *tests], check=False, cwd=ROOT, env=os.environ | no_skips)
+    return done.returncode == 0
+
+
 def failures(name: str, result: dict[str, Any]) -> list[str]:
     """The requirements that the example's result does not meet."""
     rounds, told = {"pfl": 5, "nvflare": 3}[name], (result["rounds"], result["presentations"])
@@ -89,7 +106,7 @@ def failures(name: str, result: dict[str, Any]) -> list[str]:
 
 
 def main() -> int:
-    """Run both examples."""
+    """Run both examples, and the tests with the newer Flower."""
     OUT.mkdir(parents=True, exist_ok=True)
     bad = []
     for name in EXAMPLES:
@@ -101,6 +118,7 @@ def main() -> int:
             bad += [] if run_tests(name) else [f"{name}: its tests of coalmine.testing fail"]
         except (subprocess.CalledProcessError, OSError, KeyError) as error:
             bad.append(f"{name}: failed ({error!r})")
+    bad += [] if next_flower_passes() else [f"{NEXT_FLOWER}: the tests of claims in Flower fail"]
     print("\n".join(bad) if bad else "every bar met")
     return bool(bad)
 

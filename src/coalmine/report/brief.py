@@ -107,7 +107,9 @@ def claim_words(result: AuditResult) -> str:
     """How the claimed number was read."""
     claim = result.claim
     assert claim is not None
-    if claim.sampling is not None:
+    if result.trainer.check is not None:
+        text = f"one call, {result.trainer.check.adjacency} adjacency"
+    elif claim.sampling is not None:
         text = f"sampling counted: {claim.sampling}"
     elif claim.bare:
         text = "whole training, no sampling counted"
@@ -138,6 +140,9 @@ def next_step(result: AuditResult) -> str:
         return "Keep this report with the model" + (
             "; quote the PASS with what was not checked." if open_items else "."
         )
+    if check := result.trainer.check:
+        fault = f"Likely: {check.likely_fault}. " if check.likely_fault else ""
+        return fault if verdict.outcome == VIOLATION and fault else fault + verdict.finding.advice()
     explained = isinstance(verdict.finding, AccountedAboveClaim | SamplerAboveClaim | StatedTooLittle)
     if verdict.outcome == VIOLATION and not explained and (faults := likely_faults(result)):
         titles = "; or ".join(fault.title for fault in faults[:MOST_FAULTS])
@@ -148,6 +153,11 @@ def next_step(result: AuditResult) -> str:
 
 def where(result: AuditResult) -> str:
     """Where the rest stands: the page, or how to make it."""
+    if result.trainer.check is not None:
+        check = result.trainer.check
+        return (
+            f"{check.calls} calls with {check.clients} clients in {result.settings.dim:,} dimensions; --json has it all"
+        )
     if result.directory is None:
         return "result.details() has every attacker and every measurement of the noise"
     page, path = result.directory / "report.html", shlex.quote(str(result.directory))

@@ -84,6 +84,8 @@ class Words:
     def of(cls, result: AuditResult) -> "Words":
         """The words of a result: the unit that its claim or its trainer names, and the step of its framework."""
         trainer, claimed = result.trainer, None if result.claim is None else result.claim.unit
+        if trainer.check is not None:
+            return cls(claimed or UNIT, "call")
         in_steps = trainer.name in IN_STEPS or trainer.level == "example"
         row = "row" if trainer.name in IN_STEPS else "example"
         unit = trainer.row_unit or claimed or (row if trainer.unit == "example" else UNIT)

@@ -85,7 +85,7 @@ def _undetected(rungs: list[Scores], context: ClaimContext) -> str | None:
     """A note if an attacker who knows all other updates measures far less of the canaries than the claim allows.
 
     Not a verdict: there may be more noise than claimed. The canaries may also not be in the rounds. Nothing else would show
-    that, since then there is no excess.
+    that, since then the attack measures no more.
     """
     groups = [scores for scores in rungs if scores.rung == "known-others"]
     if all(np.ptp(scores.observed) == 0 for scores in groups):

@@ -27,7 +27,10 @@ class EnoughPower(Measured, Support):
 
     def sentence(self) -> str:
         times = "" if self.participations is None else f" for a client that takes part {times_of(self.participations)}"
-        return f"no excess{times}, and twice the claim would have been detected with probability {self.power:.1%}"
+        return (
+            f"the attack measures no more than claimed{times}, and twice the claim would have been detected with "
+            f"probability {self.power:.1%}"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
