@@ -172,7 +172,7 @@ def test_a_plan_for_a_looser_claim_counts_on_the_noise_that_the_claim_needs():
     claim = Claim(1.2, sampling=sampling, noise_multiplier=noise, sampler_observed=True)
     plan = plan_sampled(claim.epsilon, sampling, dim=10_000, delta=1e-5, level=TEST_LEVEL, noise_multiplier=noise)
     sampled = SampledClaim.of(claim, delta=1e-5, rounds=50)
-    assert sampled.tested < 0.5 * noise
+    assert sampled.required_noise < 0.5 * noise
     reading = SimpleNamespace(rounds=50, canaries=plan.sampling, picks=plan.sampling, rate=sampling.rate)
     assert sampled._sampler_power(reading, True).outcome == "PASS"
 

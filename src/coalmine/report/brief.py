@@ -20,7 +20,7 @@ from coalmine.verdict.verdict import Verdict
 MOST_LINES, WIDTH = 10, 100
 MOST_FAULTS = 3
 MOST_WRAPPED = 2  # lines of one answer
-FIRST_TO_WRAP = ("next", "why", "claim", "measured", "not checked", "checked", "more", "certified", "accuracy")
+FIRST_TO_WRAP = ("why", "next", "claim", "measured", "not checked", "checked", "more", "certified", "accuracy")
 INDENT = " " * 15  # below the labels
 ATTACKERS = {
     "final": "an attacker who sees only the final model",

@@ -56,6 +56,9 @@ class AccountedAboveClaim(Accounting, Refutation):
     def sentence(self) -> str:
         return f"{self.result}, more than the claimed {self.claimed_epsilon:.4g}"
 
+    def plain(self) -> str:
+        return f"the accountant gives ε {self.epsilon:.3g} for this noise and sampling"
+
     def advice(self) -> str:
         return ACCOUNT_AGAIN
 
@@ -223,7 +226,7 @@ class DividedByCohort(Picks, Doubt):
         )
 
     def plain(self) -> str:
-        return "the sum is divided by the number of clients that took part, which the accounting does not cover"
+        return "the sum is divided by how many took part, which the accounting does not cover"
 
     def advice(self) -> str:
         return "Divide every round's sum by the same number, such as the expected number of participants."
@@ -298,11 +301,10 @@ class OtherSampler(Significance, Picks):
         return f"the sampler does not follow the claimed scheme: {pattern(self.seen)}{like} ({chance})"
 
     def plain(self) -> str:
-        like = self.seen_scheme or pattern(self.seen)
-        return f"clients are not sampled as claimed, but as in {like}: ε is at least {self.epsilon_range[0]:.2g}"
+        return f"clients are not sampled as claimed, and the scheme that is seen has ε ≥ {self.epsilon_range[0]:.2g}"
 
     def advice(self) -> str:
-        return RESTATE if self.seen_scheme is None else f"{RESTATE} It looks like {self.seen_scheme}."
+        return RESTATE if self.seen_scheme is None else f"Account for {self.seen_scheme}, or fix the sampler."
 
 
 @dataclass(frozen=True, kw_only=True)

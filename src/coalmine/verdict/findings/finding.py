@@ -85,11 +85,7 @@ class Refutation(Finding):
     outcome = VIOLATION
 
     def advice(self) -> str:
-        return (
-            "Check clipping and noise. Is every update clipped before averaging? Is the standard deviation of the noise the "
-            "noise multiplier times the clip norm, in the units in which it is added? Is the noise fresh in every round and "
-            "every coordinate? Is it added before the server's optimiser?"
-        )
+        return "Check that every update is clipped before averaging, and that the full noise is added, fresh in every round."
 
     def ending(self, evidence: Sequence[str]) -> str:
         also = f"; also {listed(evidence)}" if evidence else ""

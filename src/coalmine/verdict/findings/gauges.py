@@ -93,7 +93,7 @@ class OutsideLimits(GaugeReading, Doubt):
     def plain(self) -> str:
         if self.gauge == ROUNDING:
             return "the release is rounded too coarsely to measure its noise"
-        return f"the noise is not independent Gaussian noise of the stated size ({meaning_of(self.gauge)})"
+        return "the noise is not independent Gaussian noise of the stated size"
 
     def ending(self, evidence: Sequence[str]) -> str:
         return f" Also outside their limits: {listed(evidence)}." if evidence and self.gauge != ROUNDING else ""

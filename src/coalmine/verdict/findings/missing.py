@@ -65,6 +65,9 @@ class OthersNeeded(Doubt):
             "of `clients` in a round"
         )
 
+    def plain(self) -> str:
+        return "the updates of other clients could hide missing noise"
+
 
 @dataclass(frozen=True, kw_only=True)
 class OthersNeededForCorrelatedNoise(Doubt):
@@ -135,6 +138,9 @@ class NoiseStdNeeded(Doubt):
             "nothing refutes the claim, but updates missing from `others` could hide missing noise: pass noise_std in "
             "every round"
         )
+
+    def plain(self) -> str:
+        return "updates that are missing from `others` could hide missing noise"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -62,9 +62,9 @@ class BoundAboveClaim(LittleNoise):
 
     def plain(self) -> str:
         if self.participations is None:
-            return f"ε is at least {self.lower_bound:.2g}, and the claim is {self.claimed_epsilon:.3g}"
+            return f"ε ≥ {self.lower_bound:.2g}, and the claim is {self.claimed_epsilon:.3g}"
         rounds = count_of(self.participations, "known round")
-        return f"ε is at least {self.lower_bound:.2g} for {rounds}, where the claim implies {self.claimed_epsilon:.3g}"
+        return f"ε ≥ {self.lower_bound:.2g} for {rounds}, where the claim implies {self.claimed_epsilon:.3g}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,6 +82,9 @@ class ComposedAboveClaim(LittleNoise):
             f"with the most noise that the scores allow in each round, epsilon is at least {self.epsilon:.3g}, above the "
             f"claimed {self.claimed_epsilon:.4g}"
         )
+
+    def plain(self) -> str:
+        return f"ε is at least {self.epsilon:.3g}, even with the most noise that the scores allow"
 
 
 @dataclass(frozen=True, kw_only=True)
