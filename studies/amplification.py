@@ -15,7 +15,7 @@ import re
 import sys
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from functools import cache
@@ -25,16 +25,14 @@ from typing import Any
 import numpy as np
 from scipy.stats import binom
 
-from coalmine import AmplifiedEpsilon, AuditResult, Claim, Poisson, RandomAllocation, amplified_epsilon
+from coalmine import AmplifiedEpsilon, Claim, Poisson, RandomAllocation, amplified_epsilon
 from coalmine.canaries.rotation_numpy import stay_in_one_thread
 from coalmine.estimators.sampling import Sampling
-from coalmine.log.rounds_file import RoundLog
-from coalmine.measure.round import Round
 from coalmine.measure.schedule import sampled_schedule
 from coalmine.measure.settings import Settings
 from coalmine.result import rows as result_rows
-from coalmine.result.derivation import derive_result
 from coalmine.verdict import amplified_claim, claim_context, rung_claim
+from studies.exact_rounds import audited_rounds
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "studies" / "out" / "amplification.jsonl"
@@ -214,60 +212,6 @@ def run_seed(name: str, seed: int) -> dict[str, Any]:
             "fit": None if fit is None else fit.p_value,
         }
     return found
-
-
-def audited_rounds(
-    present: Sequence[np.ndarray],
-    noises: Sequence[float],
-    stated: Sequence[float],
-    settings: Settings,
-    rng: np.random.Generator,
-    claim: Claim,
-    cohorts: Sequence[int] | None = None,
-    *,
-    watched: bool = False,
-) -> AuditResult:
-    """The result of rounds with these canaries, true noises, stated noises and cohort sizes, in units of the clip norm."""
-    log = RoundLog()
-    for number, (canaries, noise, said) in enumerate(zip(present, noises, stated, strict=True), start=1):
-        size = None if cohorts is None else cohorts[number - 1]
-        log.append(seen_round(number, canaries, noise, said, settings, rng, size))
-    result = derive_result(log, settings, claim=claim, watched=watched)
-    log.close()
-    return result
-
-
-def seen_round(
-    number: int,
-    present: np.ndarray,
-    noise: float,
-    stated: float,
-    settings: Settings,
-    rng: np.random.Generator,
-    participants: int | None,
-) -> Round:
-    """A round as in the log of an audit, without others, in units of the clip norm."""
-    canaries, unobserved = settings.canaries, settings.unobserved
-    along = noise * rng.standard_normal(canaries + unobserved)
-    off = float(along[canaries:] @ along[canaries:])
-    off += noise**2 * rng.chisquare(settings.dim - canaries - unobserved)
-    along[present] += 1
-    norm, rest = float(np.sqrt(off + along[:canaries] @ along[:canaries])), float(np.sqrt(off))
-    cosines = (along / norm).astype(np.float32)
-    return Round(
-        number=number,
-        present=np.asarray(present, dtype=np.int32),
-        clip_norm=1.0,
-        clip_declared=True,
-        noise_std=stated,
-        participants=participants,
-        norm=norm,
-        rest=rest,
-        cosines=cosines,
-        residual_norm=norm,
-        residual_rest=rest,
-        residual_cosines=cosines,
-    )
 
 
 def read() -> list[dict[str, Any]]:

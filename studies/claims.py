@@ -21,9 +21,8 @@ from pathlib import Path
 
 import numpy as np
 
-from coalmine import AuditResult, Claim, Poisson, amplified_epsilon, mechanism_epsilon
+from coalmine import AuditResult, Claim, Poisson, amplified_epsilon
 from coalmine.measure.settings import Settings
-from studies.amplification import audited_rounds
 from studies.claim_rows import (
     COVERS,
     NEVER_REFUTED,
@@ -38,6 +37,7 @@ from studies.claim_rows import (
     Row,
 )
 from studies.claims_in_frameworks import framework_rows
+from studies.exact_rounds import DELTA, audited_rounds, composed, pld_epsilon
 from studies.mechanisms import Row as Mechanism
 from studies.mechanisms import checked, needed, noised
 from studies.mechanisms import rows as mechanisms
@@ -55,7 +55,7 @@ from studies.results import (
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "studies" / "out" / "claims.jsonl"
 DOCS = ROOT / "docs" / "evidence" / "claims.md"
-DELTA, UNOBSERVED = 1e-5, 200
+UNOBSERVED = 200
 HONEST_SEEDS, BATCH = 1_000, 10
 POWER = 0.95  # closed-form power of the gauge of coordinates from which on a fault must not pass
 OUTCOMES = ("PASS", "VIOLATION", "UNDERPOWERED")
@@ -119,11 +119,6 @@ def _honest_and_broken(name: str, one: Callable[..., AuditResult]) -> Iterator[R
     yield replace(honest, name=f"{name}: noise over 1.4", run=broken, bars=(REFUTED,), seeds=SEEDS)
 
 
-def composed(stated: np.ndarray) -> float:
-    """The mechanism's epsilon of a client in all of these rounds: μ² = Σ z⁻²."""
-    return float(mechanism_epsilon(float(1 / np.sqrt(np.sum(stated**-2.0))), delta=DELTA))
-
-
 def _scheduled(
     stated: np.ndarray,
     present: Sequence[np.ndarray],
@@ -176,23 +171,11 @@ def _amplified(stated: np.ndarray, rate: float, canaries: int, epsilon: float | 
     rng, rounds = np.random.default_rng(seed), len(stated)
     present = [np.flatnonzero(rng.random(canaries) < rate) for _ in range(rounds)]
     cohorts = [picked.size + int(rng.binomial(2 * canaries, rate)) for picked in present]
-    claimed = _pld(tuple(stated.tolist()), rate) if epsilon is None else epsilon
+    claimed = pld_epsilon(tuple(stated.tolist()), rate) if epsilon is None else epsilon
     claim = Claim(claimed, sampling=Poisson(rate, rounds), sampler_observed=True)
     settings = Settings(dim=4_000 + 10 * canaries, canaries=canaries, unobserved=UNOBSERVED, delta=DELTA)
     noises = stated.tolist()
     return audited_rounds(present, noises, noises, settings, rng, claim, cohorts)
-
-
-@cache
-def _pld(stated: tuple[float, ...], rate: float) -> float:
-    """dp-accounting's epsilon of Poisson sampled rounds, each with its own noise."""
-    from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
-    from dp_accounting.pld import PLDAccountant
-
-    accountant = PLDAccountant(value_discretization_interval=1e-3)
-    for noise in sorted(set(stated)):
-        accountant.compose(PoissonSampledDpEvent(rate, GaussianDpEvent(noise)), stated.count(noise))
-    return float(accountant.get_epsilon(DELTA))
 
 
 def weak(count: int, std: float) -> Draw:

@@ -12,7 +12,7 @@ from coalmine.cli.main import app
 
 ROOT = Path(__file__).parents[1]
 TEMPLATE, OWN = ROOT / "examples" / "ci" / "privacy.yml", ROOT / ".github" / "workflows" / "ci.yml"
-SITE = OWN.with_name("docs.yml")
+SITE, ADVISORIES = OWN.with_name("docs.yml"), OWN.with_name("advisories.yml")
 yaml = pytest.importorskip("yaml", reason="PyYAML comes with flwr, which is not installed")
 if not OWN.exists():
     pytest.skip("the workflows are in the repository, not in the package", allow_module_level=True)
@@ -38,7 +38,7 @@ def parse(words):
     return command.make_context(name, list(arguments), resilient_parsing=False)
 
 
-@pytest.mark.parametrize("path", [TEMPLATE, OWN])
+@pytest.mark.parametrize("path", [TEMPLATE, OWN, ADVISORIES])
 def test_workflows_only_read_the_repository(path):
     workflow = yaml.safe_load(path.read_text())
     assert workflow["permissions"] == {"contents": "read"}
@@ -71,6 +71,23 @@ def test_our_workflow_runs_the_ci_script():
     script = ROOT / ".ci" / "run"
     assert script.stat().st_mode & 0o100
     assert "python:3.11" in yaml.safe_load(OWN.read_text())["jobs"]["ci"]["container"]
+
+
+def test_advisories_are_looked_up_on_a_schedule_and_stop_no_change():
+    workflow = yaml.safe_load(ADVISORIES.read_text())
+    assert set(workflow[True]) == {"schedule", "workflow_dispatch"}
+    (command,) = [step["run"] for step in steps(ADVISORIES) if "run" in step]
+    (file,) = re.findall(r"--requirement (\S+)", command)
+    pins = [line.partition("#")[0].strip() for line in (ROOT / file).read_text().splitlines()]
+    assert all(re.fullmatch(r"[\w.-]+==[\w.]+", pin) for pin in pins if pin)  # as --disable-pip needs
+
+
+def test_every_hook_runs_what_make_check_runs():
+    hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"][0]["hooks"]
+    recipe = (
+        (ROOT / "Makefile").read_text().partition("\ncheck:")[2].partition("\n\n")[0].replace("$(BIN)", ".venv/bin")
+    )
+    assert {hook["entry"] for hook in hooks} <= {line.removesuffix(" .").strip() for line in recipe.splitlines()}
 
 
 def test_every_python_is_tested_and_every_target_exists():

@@ -4,7 +4,6 @@ from pathlib import Path
 import jsonschema
 import numpy as np
 import pytest
-from coalmine.report.summary import coverage_lines
 from training import train
 
 from coalmine import Audit, Claim, Poisson, RandomAllocation, RunDirectory
@@ -37,7 +36,7 @@ def test_an_item_that_failed_prevents_a_pass_and_leaves_a_violation(tmp_path):
         "clipping",
     )
     assert result.verdict.reason.endswith("(clipping): nothing was clipped")
-    assert "failed: clipping (nothing was clipped)" in coverage_lines(result)
+    assert "clipping: failed (nothing was clipped)" in result.details()
     run = RunDirectory(tmp_path)
     run.write_result(result)
     jsonschema.Draft202012Validator(SCHEMA).validate(run.read_result())

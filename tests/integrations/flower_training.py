@@ -152,7 +152,7 @@ def gauge(result, name):
 
 def finish_as_stated(strategy, **more):
     """The result for the epsilon that the stated noise gives the node, or canary, that took part most often."""
-    times = strategy._exposures.participations(strategy.audit)
+    times = strategy.ledger.exposures.participations(strategy.audit)
     delta = strategy.audit.settings.delta
     claim = float(mechanism_epsilon(strategy.noise_multiplier, delta=delta, participations=times))
     return strategy.audit.finish(claim=claim, **more)

@@ -269,7 +269,7 @@ def release_by_hand(rank, folder, *, mode, canaries, **settings):
     torch.distributed.all_reduce(examples)
     divisor = float(examples) if settings.get("loss_reduction", "mean") == "mean" else 1.0
     left = expected - released * divisor
-    update = optimizer.audit.updates(range(canaries), 1.0)
+    update = optimizer.audit.core.updates(range(canaries), 1.0)
     entered = torch.cat([part.flatten() for part in full(like_shards(update, optimizer))])
     return {
         "left": float(left.norm()),

@@ -51,7 +51,7 @@ from coalmine.estimators.correlated import BandedNoise  # noqa: E402
 from coalmine.integrations.flower import Announcement, Observer, audited, canary_mod  # noqa: E402
 from coalmine.integrations.flower.arrays import Layout  # noqa: E402
 from coalmine.integrations.flower.canary_clients import ASSIGNED  # noqa: E402
-from coalmine.integrations.flower.strategy import NO_CANARY  # noqa: E402
+from coalmine.integrations.flower.modes import NO_CANARY  # noqa: E402
 from coalmine.verification import verify_run  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("quiet_flower")
@@ -255,7 +255,7 @@ def test_a_failed_canary_is_not_counted_as_present():
     everybody = list(range(CANARIES))
     assert present == [everybody, [i for i in everybody if i != 5], [i for i in everybody if i != 5]]
     assert abs(cosines(audit)[1:, 5]).max() < 0.15
-    assert strategy._recorder._tally["failed"] == strategy._recorder._tally["missing"] == 1
+    assert strategy.audit._tally["failed"] == strategy.audit._tally["missing"] == 1
 
 
 def test_missing_replies_leave_too_little_noise():
@@ -312,7 +312,7 @@ def test_unequal_weights_give_one_warning_without_a_wrapper(mode, caplog):
     mods = [local, canary_mod] if mode == "client" else [local]
     app = client_app(mods, examples=lambda node: next(weights) if node == 1 else 10)
     small_run(strategy, LoopGrid(app, nodes(canaries=CANARIES if mode == "client" else 0)))
-    (warning,) = strategy._warned
+    (warning,) = strategy._warnings.texts
     assert warning.startswith("clients have different weights (by 'num-examples'), up to 1.0")
     assert "an epsilon of one clip norm per client is for equal weights" in warning
     assert caplog.text.count("have different weights") == 1
@@ -322,7 +322,7 @@ def test_unequal_weights_give_one_warning_without_a_wrapper(mode, caplog):
 def test_equal_weights_give_no_warning(wrapper):
     strategy = audited(wrapper(REAL + CANARIES), audit=small_audit(), mode="client", seed=SEED, clip_norm=1.0)
     small_run(strategy, LoopGrid(client_app([canary_mod]), nodes()), rounds=1)
-    assert strategy._warned == []
+    assert strategy._warnings.texts == []
 
 
 def test_replies_of_two_nodes_with_the_same_canary_are_dropped(caplog):
@@ -371,7 +371,7 @@ def test_extra_canaries_follow_the_schedule_of_the_audit():
     small_run(strategy, LoopGrid(client_app(), nodes(canaries=0)))
     for number, item in enumerate(audit.log.rounds(), start=1):
         assert sorted(item.present) == sorted(audit.canaries_in_round(number))
-    assert strategy._private.num_sampled_clients == REAL  # unchanged
+    assert strategy.wrapped.private.num_sampled_clients == REAL  # unchanged
 
 
 def trained_or_observed(way, factor):
@@ -619,7 +619,7 @@ def test_a_seed_in_a_node_file_is_never_sent(tmp_path):
     strategy = audited(server_side(REAL + CANARIES, noise=0.0), audit=audit, mode="client")
     small_run(strategy, LoopGrid(client_app([canary_mod]), configs))
     assert cosines(audit) == pytest.approx(cosines(by_clients()), abs=1e-5)
-    assert "coalmine-seed" not in strategy._round_config.messages[0].content["config"]
+    assert "coalmine-seed" not in strategy._sent.messages[0].content["config"]
 
 
 def test_a_canary_without_a_seed_is_an_error():
@@ -676,7 +676,7 @@ def test_clients_without_canary_mod_give_one_warning(way, fraction, caplog):
     assert caplog.text.count("clients need canary_mod") == int(at_once)
     strategy.audit.finish()
     assert caplog.text.count("clients need canary_mod") == 1
-    assert strategy._warned == [NO_CANARY]
+    assert strategy._warnings.texts == [NO_CANARY]
 
 
 def test_a_round_without_canaries_gives_no_warning():
@@ -686,7 +686,7 @@ def test_a_round_without_canaries_gives_no_warning():
     silent = [(1, node) for node in named]
     small_run(strategy, LoopGrid(client_app([canary_mod]), PARTITIONS, silent=silent), rounds=2)
     strategy.audit.finish()
-    assert strategy._warned == []
+    assert strategy._warnings.texts == []
 
 
 @pytest.mark.parametrize("way", ["strategy", "observer"])

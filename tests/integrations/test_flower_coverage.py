@@ -46,7 +46,7 @@ def _quiet(caplog):
 
 
 def item(source, name):
-    return next(found for found in source.audited_items() if found.name == name)
+    return next(found for found in source.audit.items() if found.name == name)
 
 
 class WithoutNoiseIn(DifferentialPrivacyServerSideFixedClipping):
@@ -83,7 +83,7 @@ def test_audited_makes_a_layer_of_every_floating_point_array():
     arrays["empty"] = Array(np.zeros((0, 3), np.float32))
     strategy = audited(server_side(REAL), arrays, mode="extra", canaries=CANARIES, seed=SEED, delta=1e-5)
     assert strategy.audit.settings.layers == (("first", 1_990), ("last", 10))
-    assert not [found for found in strategy.audited_items() if found.name == "tensors"]
+    assert not [found for found in strategy.audit.items() if found.name == "tensors"]
 
 
 def test_an_audit_without_layers_does_not_check_tensors():
@@ -196,7 +196,7 @@ def test_trained_arrays_are_not_called_frozen(noise):
     strategy = audited(server_side(REAL, noise=noise), audit=small_audit(), mode="extra")
     small_run(strategy, LoopGrid(client_app() if noise else frozen_app(), nodes(canaries=0)))
     strategy.audit.finish()
-    assert not [text for text in strategy._warned if "no real client" in text]
+    assert not [text for text in strategy._warnings.texts if "no real client" in text]
 
 
 # The list of what was checked
@@ -299,7 +299,7 @@ def test_the_result_lists_every_item(monkeypatch):
     strategy = audited(server_side(REAL), audit=audit, mode="extra")
     small_run(strategy, LoopGrid(client_app(), nodes(canaries=0)))
     claim = finish_as_stated(strategy).claim
-    assert items == strategy.audited_items(claim)
+    assert items == strategy.audit.items(claim)
     assert {found.name for found in items} == {"clipping", "weights", "others", "tensors", "participations", "sampler"}
 
 
@@ -363,6 +363,6 @@ def test_a_restarted_accountant_gives_a_warning(tmp_path):
         audit = small_audit(directory=tmp_path)
         strategy = audited(with_accountant(REAL), audit=audit, mode="extra")
         small_run(strategy, LoopGrid(client_app(), nodes(canaries=0)), rounds=rounds)
-        warned = [text for text in strategy._warned if "accountant" in text]
+        warned = [text for text in strategy._warnings.texts if "accountant" in text]
         audit.directory.close()
     assert warned == ["Flower's accountant starts again after round 1: its epsilon is for later rounds only"]

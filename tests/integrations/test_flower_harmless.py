@@ -279,7 +279,7 @@ def test_contested_canaries_do_not_stop_the_training():
     strategy = audited(server_side(14), audit=small_audit(), seed=SEED)
     small_run(strategy, LoopGrid(client, nodes(REAL, 6)))
     assert [line.round_number for line in strategy.dropped] == [1] * 12 + [2] * 12 + [3] * 12
-    assert strategy._exposures.nodes.times == {7: 3, 8: 3}
+    assert strategy.ledger.exposures.nodes.times == {7: 3, 8: 3}
 
 
 def test_canaries_in_an_adaptive_clip_norm_are_counted_and_bounded():

@@ -237,7 +237,7 @@ def test_unrequested_replies_are_dropped(attack, why):
     assert len(strategy.dropped) >= 2
     result = finish_as_stated(strategy)
     assert result.verdict.outcome == "PASS"
-    assert strategy._recorder._tally["missing"] == 0
+    assert strategy.audit._tally["missing"] == 0
     assert any(why in note for note in result.notes)
 
 
@@ -245,13 +245,13 @@ def test_a_late_reply_is_missing_in_its_own_round():
     """Flower divides by fewer replies and keeps the noise: the gauge detects it, as for any silent node."""
     strategy = attacked(late(), rounds=3)
     assert dropped(strategy) == [(number, CLIENT, "it answers a message of another round") for number in (2, 3)]
-    assert strategy._recorder._tally["missing"] == 1
+    assert strategy.audit._tally["missing"] == 1
 
 
 def test_error_replies_name_the_node_on_one_line(caplog):
     """Flower's wrapper skips such rounds. The reason is truncated and its control characters are escaped."""
     strategy = attacked(in_turn([failing, lambda reply, message: [reply]]), rounds=2)
-    (warning,) = strategy._warned
+    (warning,) = strategy._warnings.texts
     assert warning.startswith(f"node {CLIENT} failed in round 1: \\x1b[31mno \\x1b[31mno")
     assert warning.isprintable()
     assert len(warning) < 500
@@ -362,7 +362,7 @@ def test_the_callers_config_is_never_changed_and_the_seed_never_logged(caplog):
         assert dict(train_config) == {"rate": 0.1, "steps": listed}
     assert "ConfigRecord (train)" in caplog.text
     assert str(secret) not in caplog.text
-    sent = strategy._round_config.messages[0].content["config"]
+    sent = strategy._sent.messages[0].content["config"]
     assert sent["coalmine-seed"] == str(secret)
     sent["steps"].append(3)
     assert train_config["steps"] == listed

@@ -145,16 +145,18 @@ def test_sampled_nodes_are_counted_one_by_one():
     trained(strategy, nodes(), rounds=7)
     most = max(counted.values())
     assert 3 < most < 7
-    assert strategy._exposures.nodes.times == {node: times for node, times in counted.items() if node <= REAL and times}
+    assert strategy.ledger.exposures.nodes.times == {
+        node: times for node, times in counted.items() if node <= REAL and times
+    }
     assert strategy.audit.finish(claim=3.0).claim.participations == most
 
 
 def test_rounds_that_released_nothing_and_lost_replies_do_not_count():
     """Node 1 fails in round 2, which the wrapper then skips. Node 2 says nothing in round 3."""
     strategy = trained(by_clients(nodes()), nodes(), rounds=4, failing=[(2, 1)], silent=[(3, 2)])
-    times = strategy._exposures.nodes.times
+    times = strategy.ledger.exposures.nodes.times
     assert (times[1], times[2], times[3]) == (3, 2, 3)
-    assert strategy._exposures.rounds == 3
+    assert strategy.ledger.exposures.rounds == 3
 
 
 @pytest.mark.parametrize("mode", ["extra", "replace"])
@@ -165,7 +167,7 @@ def test_real_nodes_are_counted_in_every_mode(mode):
     count = REAL if mode == "extra" else REAL + CANARIES
     strategy = audited(server_side(count), audit=audit, mode=mode, **named)
     trained(strategy, nodes(count, 0), mods=[])
-    assert sorted(strategy._exposures.nodes.times.items()) == [(node, 3) for node in range(1, REAL + 1)]
+    assert sorted(strategy.ledger.exposures.nodes.times.items()) == [(node, 3) for node in range(1, REAL + 1)]
     result = strategy.audit.finish(claim=0.99 * epsilon_of(1, 1, 1))
     assert (result.claim.participations, result.verdict.outcome, result.verdict.code) == (3, "VIOLATION", "stated")
 
@@ -181,7 +183,7 @@ def test_a_restarted_server_remembers_who_took_part(tmp_path):
 
     start(2, lambda node: 30 if node == 1 else 10).audit.directory.close()
     strategy = start(5, lambda node: 10)
-    assert strategy._exposures.nodes.times == dict.fromkeys(range(1, REAL + 1), 5)
+    assert strategy.ledger.exposures.nodes.times == dict.fromkeys(range(1, REAL + 1), 5)
     result = finish_as_stated(strategy)
     assert result.claim.participations == 5
     heavy = 30 / 220 * 20
@@ -244,7 +246,7 @@ def test_an_exact_claim_holds_under_random_weights(seed):
     wrapper = server_side((REAL + 6) // 2, inner=fedavg(fraction_train=0.5))
     strategy = by_clients(in_turn(6, 5), canaries=30, wrapper=wrapper, seed=seed)
     trained(strategy, in_turn(6, 5), examples=examples, rounds=8, seed=seed)
-    truth = strategy._exposures.epsilon(strategy.audit, 1.0, equal_weights=False)
+    truth = strategy.ledger.exposures.epsilon(strategy.audit, 1.0, equal_weights=False)
     for factor, refuted in [(0.98, True), (1.0, False)]:
         result = strategy.audit.finish(claim=factor * truth)
         assert (result.verdict.outcome == "VIOLATION") is refuted, result.verdict.reason
@@ -258,7 +260,7 @@ def test_exposures_are_those_of_the_weighted_average():
     weights = table[1:, 1:5].astype(float)
     shares = weights / weights.sum(axis=0) * (REAL + CANARIES)
     squares = (shares**2).sum(axis=1)
-    found = strategy._exposures
+    found = strategy.ledger.exposures
     assert [found.nodes.squares[node] for node in range(1, REAL + 1)] == pytest.approx(squares[:REAL])
     assert [found.canaries.squares[index] for index in range(CANARIES)] == pytest.approx(squares[REAL:])
 

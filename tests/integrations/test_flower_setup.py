@@ -26,7 +26,7 @@ from flower_training import (  # noqa: E402
 from flwr.app import Array, ArrayRecord  # noqa: E402
 
 from coalmine.integrations.flower import Announcement, Observer, audited, canary_mod  # noqa: E402
-from coalmine.integrations.flower import strategy as strategy_module  # noqa: E402
+from coalmine.integrations.flower import strategy_audit as strategy_module  # noqa: E402
 from coalmine.integrations.flower.arrays import as_record  # noqa: E402
 from coalmine.integrations.flower.canary_clients import parse_canaries  # noqa: E402
 from coalmine.log.rounds_file import RoundLog  # noqa: E402
@@ -163,7 +163,7 @@ def test_server_and_nodes_read_the_same_seed_file(content, tmp_path):
     small_run(strategy, LoopGrid(client_app([canary_mod]), nodes_with(path)))
     assert [item.present.size for item in strategy.audit.log.rounds()] == [CANARIES] * 3
     assert cosines(strategy.audit)[:, :CANARIES] == pytest.approx(1 / np.sqrt(CANARIES), abs=0.01)
-    announced = strategy._round_config.messages[0].content["config"]
+    announced = strategy._sent.messages[0].content["config"]
     assert "coalmine-canaries" in announced
     assert "coalmine-seed" not in announced
     assert not any(content.strip() in str(value).encode() for value in announced.values())
@@ -200,7 +200,7 @@ def test_a_deployment_rejects_a_guessable_seed(seed, mode):
 def test_a_deployment_warns_of_a_seed_announced_to_all_clients():
     strategy = client_audit(seed=SEED)
     small_run(strategy, HttpGrid(client_app([canary_mod]), nodes()), rounds=1)
-    assert strategy._warned == [
+    assert strategy._warnings.texts == [
         "every client receives the seed, so a hostile one can imitate canaries: give seed_file= instead"
     ]
 
@@ -227,7 +227,7 @@ def test_a_wrong_seed_file_is_named_on_the_server(server, says, tmp_path, caplog
     with pytest.raises(ValueError, match=rf"every round was skipped \(3 of 3\), so there is nothing to audit: {says}"):
         strategy.audit.finish()
     assert caplog.text.count(" failed in round 1: seed file") == 1
-    assert len(strategy._warned) == 1  # and none about a missing canary_mod
+    assert len(strategy._warnings.texts) == 1  # and none about a missing canary_mod
 
 
 def test_an_audit_without_rounds_is_an_error():

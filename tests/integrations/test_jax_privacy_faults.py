@@ -100,7 +100,7 @@ def test_canaries_among_long_gradients_are_not_seen_and_not_vouched_for():
     privatizer = gaussian(through_clip=True, canaries=10, dp_event=None)
     state, params = privatizer.init(PARAMS), jax.tree.map(jnp.asarray, PARAMS)
     long = jax.tree.map(lambda leaf: jnp.full(leaf.shape, 60 / np.sqrt(3_100), jnp.float32), PARAMS)
-    rows = privatizer.audit.schedule.rows(EXAMPLES)
+    rows = privatizer.audit.core.schedule.rows(EXAMPLES)
     for _ in range(3):
         state = privatizer.next_step(state, rows[:3])
         joined = jax.tree.map(lambda grad, canary: grad - canary, long, state.canaries)
@@ -130,7 +130,7 @@ def test_a_row_without_a_batch_axis_is_a_row():
     )
     params = jax.tree.map(jnp.asarray, PARAMS)
     total = single(params, jnp.zeros((2, 30)), jnp.zeros(2, int), jnp.array([7, 9]))
-    expected = privatizer.audit.updates([7, 9], 1.0)
+    expected = privatizer.audit.core.updates([7, 9], 1.0)
     np.testing.assert_allclose(total["w"], -expected["w"], atol=1e-6)
 
 

@@ -92,7 +92,7 @@ def test_a_watched_strategy_tells_the_audit_its_batches():
             _, state = update(params, state)
         privatizer.record(state)
         assert privatizer.audit.last_round == 3
-        return seen, privatizer.audit.log_digest
+        return seen, privatizer.audit.core.log_digest
 
     (batches, digest), (expected, by_hand) = run(True), run(False)
     for one, other in zip(batches, expected, strict=True):
@@ -122,8 +122,8 @@ def test_a_watched_strategy_keeps_its_attributes_and_refuses_what_it_cannot_foll
 
 
 def test_rounds_are_measured_beside_the_next_step_unless_somebody_waits_for_an_alarm():
-    assert gaussian().audit._deferred
-    assert not gaussian(on_violation="warn").audit._deferred
+    assert gaussian().audit.core._deferred
+    assert not gaussian(on_violation="warn").audit.core._deferred
 
 
 def test_a_checkpoint_is_resumed_if_its_step_was_recorded(tmp_path):
@@ -143,7 +143,7 @@ def test_a_checkpoint_is_resumed_if_its_step_was_recorded(tmp_path):
 
 def test_an_example_twice_in_a_batch_counts_twice():
     privatizer, params = gaussian(), jax.tree.map(jnp.asarray, PARAMS)
-    row = int(privatizer.audit.schedule.rows(EXAMPLES)[3])
+    row = int(privatizer.audit.core.schedule.rows(EXAMPLES)[3])
     once = privatizer.next_step(privatizer.init(params), [row]).canaries["w"]
     twice = privatizer.next_step(privatizer.init(params), [row, row, -1]).canaries["w"]
     np.testing.assert_allclose(twice, 2 * once, atol=1e-7)
@@ -170,7 +170,7 @@ def test_a_given_audit_can_be_used():
     for batch in ([1, 2, 3], [4, 5]):
         _, state = update(params, privatizer.next_step(state, batch))
     privatizer.next_step(state, [])
-    assert privatizer.audit is own
+    assert privatizer.audit.core is own
     assert [entry.participants for entry in own.log.rounds()] == [3, 2]
     none = {"canaries": None, "seed": None, "delta": None}
     for wrong in (Audit(3_100, **SETTINGS), Audit.for_model({"w": PARAMS["w"]}, **SETTINGS)):

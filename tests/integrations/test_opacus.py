@@ -32,9 +32,9 @@ from coalmine import Audit, Claim, mechanism_epsilon  # noqa: E402
 from coalmine.cli.compare import compare  # noqa: E402
 from coalmine.estimators.sampling import Poisson  # noqa: E402
 from coalmine.evidence.ladder import ladder  # noqa: E402
-from coalmine.integrations.journal import Journal  # noqa: E402
 from coalmine.integrations.opacus import audited, named_layers, unaudited  # noqa: E402
-from coalmine.integrations.opacus_distributed import OneProcess  # noqa: E402
+from coalmine.integrations.opacus.gradients import OneProcess  # noqa: E402
+from coalmine.integrations.recorder import RunRecorder  # noqa: E402
 from coalmine.integrations.setup import refuse_result  # noqa: E402
 from coalmine.verification import verify_run  # noqa: E402
 
@@ -159,7 +159,7 @@ def test_ghost_clipping_at_a_larger_norm_than_the_noise_is_sized_for_is_a_violat
 @pytest.mark.full
 def test_a_sum_longer_than_its_clipped_examples_can_be_is_no_pass(monkeypatch):
     """Canaries behind a forgotten clip do not see it; the length of the sum does."""
-    monkeypatch.setattr("coalmine.integrations.opacus.MOST_THROUGH_CLIP", 0)
+    monkeypatch.setattr("coalmine.integrations.opacus.options.MOST_THROUGH_CLIP", 0)
     settings = {"examples": 400, "batch": 100, "canaries": 200, "steps": 8, "observe": True}
     assert train(**settings, through_clip=None)[1].verdict.outcome == "PASS"
     result = train(**settings, through_clip=None, fault=forget_clip)[1]
@@ -354,16 +354,16 @@ def test_canaries_are_sampled_like_examples():
 
 
 class Recorder:
-    """Keeps the audited items that a journal receives."""
+    """Keeps the audited items that a recorder receives."""
 
     def __init__(self, monkeypatch):
-        real = Journal.finish
+        real = RunRecorder.finish
 
-        def finish(journal, claim, *, audited=(), **more):
-            self.items = {item.name: item for item in audited}
-            return real(journal, claim, audited=audited, **more)
+        def finish(recorder, claim, run, **more):
+            self.items = {item.name: item for item in run.items}
+            return real(recorder, claim, run, **more)
 
-        monkeypatch.setattr(Journal, "finish", finish)
+        monkeypatch.setattr(RunRecorder, "finish", finish)
 
 
 def test_a_bias_of_ten_numbers_without_noise_is_a_violation():
@@ -404,7 +404,7 @@ def test_audited_requires_exactly_one_seed(tmp_path):
         audited(optimizer, model, seed=17, seed_file=file, **settings)
     from_file = audited(optimizer, model, seed_file=file, **settings).audit
     given = audited(unaudited(optimizer), model, seed=17, **settings).audit
-    assert given.update(0, 1.0) == pytest.approx(from_file.update(0, 1.0))
+    assert given.core.update(0, 1.0) == pytest.approx(from_file.core.update(0, 1.0))
 
 
 def test_audited_rejects_invalid_settings_before_the_directory_is_created(tmp_path):

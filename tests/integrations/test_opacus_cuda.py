@@ -9,8 +9,7 @@ require("opacus")
 from opacus_training import WARNINGS, make  # noqa: E402
 
 from coalmine.canaries import rotation_torch  # noqa: E402
-from coalmine.integrations import opacus_distributed  # noqa: E402
-from coalmine.integrations.opacus import audited  # noqa: E402
+from coalmine.integrations.opacus import audited, gradients  # noqa: E402
 
 pytestmark = [
     pytest.mark.filterwarnings(*WARNINGS),
@@ -70,7 +69,7 @@ def assert_same(one, other):
 def test_a_step_measured_during_the_next_one_has_the_same_numbers(mode, through_clip, monkeypatch):
     kept = trained(mode=mode, through_clip=through_clip)
     assert kept.add_noise.__self__._gradients.reuses_memory
-    monkeypatch.setattr(opacus_distributed, "MOST_KEPT", 0)
+    monkeypatch.setattr(gradients, "MOST_KEPT", 0)
     fresh = trained(mode=mode, through_clip=through_clip, deferred=False)
     assert not fresh.add_noise.__self__._gradients.reuses_memory
     assert_same(rounds(kept), rounds(fresh))

@@ -83,7 +83,7 @@ def largest_difference(plain, with_audit, audit, divisor):
     assert len(plain) == len(with_audit) == audit.last_round
     largest = 0.0
     for (expected, _), (found, clip), item in zip(plain, with_audit, audit.log.rounds(), strict=True):
-        canaries = torch.as_tensor(audit.updates(item.present, clip)) / divisor
+        canaries = torch.as_tensor(audit.core.updates(item.present, clip)) / divisor
         difference = found + canaries.to(found.dtype) - expected
         assert item.present.size == 0 or float(canaries.abs().max()) > 0
         largest = max(largest, float(difference.abs().max() / expected.abs().max()))

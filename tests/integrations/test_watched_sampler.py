@@ -87,7 +87,7 @@ class Training:
 
     def check(self):
         """Compare the audit's canaries and cohort sizes with the loop's rows, and return each row's number of steps."""
-        rides_with = self.audit.schedule.rows(ROWS)
+        rides_with = self.audit.core.schedule.rows(ROWS)
         rounds = list(self.audit.log.rounds())
         assert len(rounds) == len(self.expected) > 0
         for item, rows in zip(rounds, self.expected, strict=True):
@@ -321,22 +321,22 @@ def test_a_row_sampled_twice_counts_twice():
     for through_clip in (True, False):
         training = Training(poisson=False, sampler=WeightedRandomSampler(weights, ROWS), audit=False)
         training.attach(canaries=100, through_clip=through_clip)
-        real, sums = training.audit.observe_round, []
+        real, sums = training.audit.core.observe_round, []
 
         def observe(number, delta, *, others, present, real=real, sums=sums, **facts):
             sums.append((delta - others).double().numpy() * 20)
             real(number, delta, others=others, present=present, **facts)
 
-        training.audit.observe_round = observe
+        training.audit.core.observe_round = observe
         for _ in range(4):
             training.epoch()
         picked = training.check()
         assert picked[:4].min() > picked[4:].max()
-        canary = int(np.flatnonzero(training.audit.schedule.rows(ROWS) < 4)[0])
-        row = training.audit.schedule.rows(ROWS)[canary]
+        canary = int(np.flatnonzero(training.audit.core.schedule.rows(ROWS) < 4)[0])
+        row = training.audit.core.schedule.rows(ROWS)[canary]
         times = [rows.count(row) for rows in training.expected]
         assert max(times) > 1
-        direction = np.asarray(training.audit.update(canary, 1.0), dtype=float)
+        direction = np.asarray(training.audit.core.update(canary, 1.0), dtype=float)
         errors = np.array([total @ direction for total in sums]) - times
         assert np.abs(errors).max() < 5  # the noise of 24 steps, with a standard deviation of 1
         assert abs(errors.mean()) < 4 / np.sqrt(len(errors))
@@ -398,7 +398,7 @@ def test_unaudited_releases_the_loader():
     training = Training()
     kinds = [type(training.loader).__name__, type(training.loader.batch_sampler).__name__]
     with pytest.raises(ValueError, match="observed by another audit"):
-        audited(Training(audit=False).optimizer, audit=training.audit, data_loader=training.loader)
+        audited(Training(audit=False).optimizer, audit=training.audit.core, data_loader=training.loader)
     training.epoch()
     unaudited(training.optimizer)
     assert [type(training.loader).__name__, type(training.loader.batch_sampler).__name__] == kinds

@@ -7,7 +7,6 @@ from functools import partial
 
 import numpy as np
 import pytest
-from exact_rounds import exact_round
 
 from coalmine import AuditResult, Claim, FixedSize, Poisson, RandomAllocation, Shuffled, amplified_epsilon
 from coalmine.log.files import json_ready
@@ -15,6 +14,7 @@ from coalmine.log.rounds_file import RoundLog
 from coalmine.measure.schedule import sampled_schedule
 from coalmine.measure.settings import Settings
 from coalmine.result.derivation import derive_result
+from studies.exact_rounds import exact_round
 
 CANARIES, UNOBSERVED, DIM, DELTA = 400, 400, 6_000, 1e-5
 POISSON = Poisson(0.1, rounds=60)

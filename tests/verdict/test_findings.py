@@ -10,7 +10,7 @@ from example_findings import example
 from reference_pages import with_parts
 
 from coalmine.verdict.findings.canaries import Undetected
-from coalmine.verdict.findings.finding import Doubt, all_findings
+from coalmine.verdict.findings.finding import Doubt, Significance, all_findings
 from coalmine.verdict.findings.gauges import LongResidual, NoiseRemovable, OutsideLimits
 from coalmine.verdict.findings.noise import LessThanStated, MeanTooHigh
 from coalmine.verdict.findings.power import PowerHidden, PowerOutOfReach
@@ -42,6 +42,13 @@ def test_a_finding_has_its_sentence_its_advice_and_its_row(kind):
         assert "None" not in text
     assert repr(Verdict(finding=finding)).startswith(f"{kind.outcome} ({kind.code}): ")
     assert not issubclass(kind, Doubt) or kind.headline
+
+
+@pytest.mark.parametrize("kind", [each for each in all_findings() if issubclass(each, Significance)])
+def test_a_p_value_that_underflows_is_not_printed_as_0(kind):
+    sentence = example(kind, p_value=0.0).sentence()
+    assert "p = 0" not in sentence
+    assert ("p < 1e-99" in sentence) == ("p = 0.001" in example(kind, p_value=0.001).sentence())
 
 
 def test_facts_are_flat_beside_the_code():

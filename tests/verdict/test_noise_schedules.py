@@ -2,54 +2,35 @@
 
 import math
 from dataclasses import replace
-from functools import cache
 
 import numpy as np
 import pytest
-from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
-from dp_accounting.pld import PLDAccountant
-from exact_rounds import exact_round
 
 from coalmine import Claim, Poisson, amplified_epsilon, mechanism_epsilon, mechanism_noise
 from coalmine.estimators.amplification import merged_strengths
-from coalmine.log.rounds_file import RoundLog
 from coalmine.measure.settings import Settings
-from coalmine.result.derivation import derive_result
+from coalmine.verdict.claim import LARGEST_CLAIM
+from studies.exact_rounds import DELTA, audited_rounds, composed, pld_epsilon
 
-DELTA, UNOBSERVED = 1e-5, 200
+UNOBSERVED = 200
 
 
 def audited(stated, claim, *, canaries, seed, true=None, present=None, presentations=None, watched=False):
     """A run whose rounds state this noise, and have the noise `true`; every canary in every round by default."""
-    dim, log, rng = 4_000 + 10 * canaries, RoundLog(), np.random.default_rng(seed)
-    true = stated if true is None else true
-    for number, (said, noise) in enumerate(zip(stated, true, strict=True), start=1):
-        picked = np.arange(canaries) if present is None else present[number - 1]
-        size = None if presentations else picked.size + int(rng.binomial(200, 0.1))
-        drawn = {"canaries": canaries, "unobserved": UNOBSERVED, "dim": dim}
-        log.append(exact_round(number, picked, noise, said, rng, size, **drawn))
-    settings = Settings(dim=dim, canaries=canaries, unobserved=UNOBSERVED, delta=DELTA)
+    rng, rounds = np.random.default_rng(seed), len(stated)
+    present = [np.arange(canaries)] * rounds if present is None else present
+    settings = Settings(dim=4_000 + 10 * canaries, canaries=canaries, unobserved=UNOBSERVED, delta=DELTA)
+    sizes = None
     if presentations:
-        settings = replace(settings, rounds=len(stated), presentations=(presentations,))
-    return derive_result(log, settings, claim=claim, watched=watched)
-
-
-def composed(stated):
-    """The mechanism's epsilon of a client in all of these rounds: μ² = Σ z⁻²."""
-    return float(mechanism_epsilon(1 / math.sqrt(np.sum(np.asarray(stated) ** -2.0)), delta=DELTA))
+        settings = replace(settings, rounds=rounds, presentations=(presentations,))
+    else:
+        sizes = [picked.size + int(rng.binomial(200, 0.1)) for picked in present]
+    true = stated if true is None else true
+    return audited_rounds(present, true, stated, settings, rng, claim, sizes, watched=watched)
 
 
 def pld(stated, rate):
-    """dp-accounting's epsilon of Poisson sampled rounds, each with its own noise."""
-    return _pld(tuple(stated), rate)
-
-
-@cache
-def _pld(stated, rate):
-    accountant = PLDAccountant(value_discretization_interval=1e-3)
-    for noise in sorted(set(stated)):
-        accountant.compose(PoissonSampledDpEvent(rate, GaussianDpEvent(noise)), stated.count(noise))
-    return float(accountant.get_epsilon(DELTA))
+    return pld_epsilon(tuple(stated.tolist()), rate)
 
 
 SHRINKING, GROWING = np.linspace(1.5, 0.7, 10), np.linspace(0.9, 1.2, 20)
@@ -195,3 +176,11 @@ def test_the_noise_that_a_claim_needs_follows_from_the_claim_alone(stated):
     assert verdict.finding.claimed_noise == pytest.approx(needed)
     assert verdict.finding.measured_noise == pytest.approx(1 / math.sqrt(np.mean(stated**-2.0)))
     assert f"the claim needs {needed:.4g}" in verdict.reason
+
+
+def test_the_largest_claim_is_judged_like_any_other():
+    stated = np.full(3, 1.0)
+    result = audited(stated, Claim(LARGEST_CLAIM, participations=3), canaries=100, seed=1, presentations=3)
+    assert result.verdict.outcome != "VIOLATION"
+    with pytest.raises(ValueError, match=r"claim must be at most 1e\+99, got 1e\+100"):
+        Claim(1e100)

@@ -35,9 +35,10 @@ To add a framework, write a module with a function `audited`:
    clip_norm, scale=10)`. Otherwise add their sum after the clip: `Audit.updates`.
 4. After the noise, call `Audit.observe_round` with the release, the present canaries, the clipped sum of the others, the
    noise's std, the clip norm and the scale. All lengths are in the units of the release. Omit what you do not know.
-5. `journal.Journal` writes config and metrics. Its `finish` judges the claim and writes the result. Pass it as `accounted`
-   how the framework's accountant counts a run, so that a claimed number is read as that accountant's. Pass it an
-   `AuditedItem` for each part of the pipeline that only the framework knows about: clipping, weights, tensors, sampler,
-   others. Register your own function with `Audit.finish_with`, and set `thing.audit`.
+5. Derive the class of `thing.audit` from `framework_audit.FrameworkAudit`. It holds the audit, writes config, metrics and
+   result, and forwards what a user needs. Its `finish` has typed keywords, and ends with `conclude(claim, FinishedRun(…))`.
+   A `FinishedRun` says how the framework's accountant counts the run (`accounted`), so that a claimed number is read as
+   that accountant's. It has an `AuditedItem` for each part of the pipeline that only the framework knows about: clipping,
+   weights, tensors, sampler, others.
 6. Add an example, a page that shows its diff, and tests that compare it with the mechanism's epsilon.
 """

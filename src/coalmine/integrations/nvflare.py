@@ -29,7 +29,9 @@ except ImportError as error:
 from coalmine.argument_checks import short_repr
 from coalmine.audit import Audit, Seed
 from coalmine.canaries import RotatedCanaries
-from coalmine.integrations.journal import Journal, seen_accounting
+from coalmine.integrations.claims import seen_accounting
+from coalmine.integrations.framework_audit import FrameworkAudit
+from coalmine.integrations.recorder import FinishedRun, Trainer
 from coalmine.integrations.setup import full_claim, nonnegative, positive, refuse_result, watch_noise
 from coalmine.log.seed_file import read_seed
 from coalmine.result.audit_result import AuditResult
@@ -161,6 +163,50 @@ class CanaryFilter(DXOFilter):  # type: ignore[misc]
         return dxo
 
 
+class AggregateAudit(FrameworkAudit):
+    """The audit of the server's aggregates, in the server's process. `noise` is the noise multiplier."""
+
+    trainer = Trainer("nvflare", "nvflare", "client")
+
+    def __init__(self, core: Audit, *, clip_norm: float, noise: float | None, scale: float, task: str | None) -> None:
+        self._clip_norm, self._noise, self._scale, self._task = clip_norm, noise, scale, task
+        privacy = {"clip_norm": clip_norm, "noise_multiplier": noise or 0.0}
+        super().__init__(core, privacy=privacy, canaries={"scale": scale})
+
+    def observe(self, aggregate: Mapping[str, Any], present: Sequence[int], replies: int) -> None:
+        """Record an aggregate, the average of so many replies."""
+        arrays = [np.asarray(values, dtype=np.float64).reshape(-1) for values in aggregate.values()]
+        clip_norm, number = self._clip_norm / max(replies, 1), self.last_round + 1
+        self.core.observe_round(
+            number,
+            np.concatenate(arrays),
+            present=present,
+            noise_std=None if self._noise is None else self._noise * clip_norm,
+            clip_norm=clip_norm,
+            scale=self._scale,
+            participants=replies,
+        )
+        self.recorder.add_round(number, canaries=len(present), clients=replies - len(present))
+
+    def finish(self, *, claim: Claim | float | None = None, task: str | None = None) -> AuditResult:
+        """The result, which is also written to the directory."""
+        clipping = AuditedItem(
+            "clipping", "not checked", "canaries are sent at the clip norm, so a clip leaves them as they are"
+        )
+        if self._scale > 1:
+            reason = f"canaries are sent {self._scale:g} times longer than the clip norm, before the sites' own filters"
+            clipping = AuditedItem("clipping", "checked", reason)
+        run = FinishedRun(
+            noise=self._noise,
+            sampler_observed=True,
+            accounted=seen_accounting(self.core, unit=UNIT, adjacency=ADJACENCY),
+            items=(clipping, *AUDITED),
+            notes=[NO_OTHERS],
+            entries={"noise_multiplier": self._noise},
+        )
+        return self.conclude(claim, run, task=task or self._task)
+
+
 class AuditFilter(DXOFilter):  # type: ignore[misc]
     """On the server: records which canaries replied, observes every aggregate, and writes the result."""
 
@@ -193,8 +239,7 @@ class AuditFilter(DXOFilter):  # type: ignore[misc]
         self.seed_file, self.directory, self.task = seed_file, directory, task
         self.clip_norm, self.scale = positive("clip_norm", clip_norm), positive("scale", scale)
         self.noise_multiplier = None if noise_multiplier is None else nonnegative("noise_multiplier", noise_multiplier)
-        self._audit: Audit | None = None
-        self._journal: Journal | None = None
+        self._audit: AggregateAudit | None = None
         self._present: list[int] = []
         self._replies = 0
 
@@ -210,83 +255,43 @@ class AuditFilter(DXOFilter):  # type: ignore[misc]
         """Start the audit, observe an aggregate, or write the result."""
         if event_type == EventType.START_RUN:
             refuse_result(self.directory)
-            self._audit, self._journal = self._open()
-        elif event_type == AppEventType.AFTER_AGGREGATION:
+            self._audit = self._open()
+        elif event_type == AppEventType.AFTER_AGGREGATION and self._audit is not None:
+            aggregate, present, replies = fl_ctx.get_prop(AppConstants.AGGREGATION_RESULT), self._present, self._replies
+            self._present, self._replies = [], 0
             try:
-                self._observe(fl_ctx.get_prop(AppConstants.AGGREGATION_RESULT))
+                self._audit.observe(aggregate.params, present, replies)
             except ViolationError as error:  # NVFlare logs an exception of an event handler and continues
                 self.system_panic(str(error), fl_ctx)
-        elif event_type == EventType.END_RUN and self._audit is not None and self._journal is not None:
-            with self._audit:
-                if self._audit.last_round:
-                    self._result(self._audit, self._journal, None, None)
-            self._audit = self._journal = None
+        elif event_type == EventType.END_RUN and self._audit is not None:
+            with self._audit as audit:
+                if audit.last_round:
+                    audit.finish()
+            self._audit = None
 
     def finish(self, *, claim: Claim | float | None = None, task: str | None = None) -> AuditResult:
         """The result of a finished job, from the rounds in its directory. It is also written there."""
         if not (Path(self.directory) / "audit" / "rounds.log").exists():
             raise ValueError(f"{self.directory} holds no rounds: run the job, and finish where its server ran")
-        audit, journal = self._open()
-        with audit:
-            return self._result(audit, journal, claim, task)
+        with self._open() as audit:
+            return audit.finish(claim=claim, task=task)
 
-    def _open(self) -> tuple[Audit, Journal]:
-        audit = Audit(
+    def _open(self) -> AggregateAudit:
+        claim = Claim.of(self.claim)
+        if claim is not None:
+            claim = full_claim(claim, delta=self.delta, unit=UNIT, adjacency=ADJACENCY)
+        core = Audit(
             self.dim,
             canaries=self.canaries,
             unobserved=self.unobserved,
             seed=read_seed(self.seed_file),
             delta=self.delta,
             directory=self.directory,
-            claim=self._full_claim(),
+            claim=claim,
         )
-        if self.on_violation is not None and self.claim is not None:
-            audit.watch.start(self.on_violation)
-        watch_noise(audit, self.on_violation, self.noise_multiplier)
-        privacy = {"clip_norm": self.clip_norm, "noise_multiplier": self.noise_multiplier or 0.0, "delta": self.delta}
-        config = {"trainer": "nvflare", "privacy": privacy, "canaries": {"count": self.canaries, "scale": self.scale}}
-        return audit, Journal(audit, config)
-
-    def _full_claim(self) -> Claim | None:
-        claim = Claim.of(self.claim)
-        return None if claim is None else full_claim(claim, delta=self.delta, unit=UNIT, adjacency=ADJACENCY)
-
-    def _observe(self, result: Any) -> None:
-        assert self._audit is not None
-        assert self._journal is not None
-        model_delta = np.concatenate(
-            [np.asarray(values, dtype=np.float64).reshape(-1) for values in result.params.values()]
-        )
-        clip_norm = self.clip_norm / max(self._replies, 1)  # in the aggregate, an average
-        noise = None if self.noise_multiplier is None else self.noise_multiplier * clip_norm
-        number = self._audit.last_round + 1
-        self._audit.observe_round(
-            number,
-            model_delta,
-            present=self._present,
-            noise_std=noise,
-            clip_norm=clip_norm,
-            scale=self.scale,
-            participants=self._replies,
-        )
-        self._journal.add_round(number, canaries=len(self._present), clients=self._replies - len(self._present))
-        self._present, self._replies = [], 0
-
-    def _result(self, audit: Audit, journal: Journal, claim: Claim | float | None, task: str | None) -> AuditResult:
-        noise, notes = self.noise_multiplier, [NO_OTHERS]
-        clipping = AuditedItem(
-            "clipping", "not checked", "canaries are sent at the clip norm, so a clip leaves them as they are"
-        )
-        if self.scale > 1:
-            reason = f"canaries are sent {self.scale:g} times longer than the clip norm, before the sites' own filters"
-            clipping = AuditedItem("clipping", "checked", reason)
-        return journal.finish(
-            claim,
-            noise=noise,
-            sampler_observed=True,
-            accounted=seen_accounting(audit, unit=UNIT, adjacency=ADJACENCY),
-            task=task or self.task,
-            audited=(clipping, *AUDITED),
-            notes=notes,
-            noise_multiplier=noise,
+        if self.on_violation is not None and claim is not None:
+            core.watch.start(self.on_violation)
+        watch_noise(core, self.on_violation, self.noise_multiplier)
+        return AggregateAudit(
+            core, clip_norm=self.clip_norm, noise=self.noise_multiplier, scale=self.scale, task=self.task
         )

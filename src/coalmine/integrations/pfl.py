@@ -22,7 +22,9 @@ except ImportError as error:
 
 from coalmine.argument_checks import short_repr
 from coalmine.audit import Audit
-from coalmine.integrations.journal import Journal, seen_accounting
+from coalmine.integrations.claims import seen_accounting
+from coalmine.integrations.framework_audit import FrameworkAudit, tensors_item
+from coalmine.integrations.recorder import FinishedRun, Trainer
 from coalmine.integrations.setup import CLIP_SCALE, AuditSettings, nonnegative, positive, set_up_audit, watch_noise
 from coalmine.result.audit_result import AuditResult
 from coalmine.verdict.claim import Claim
@@ -80,26 +82,72 @@ def audited(
     # pfl's updates hold the parameters that require gradients, in this order (PyTorchModel.variable_map)
     trained = () if model is None else model.named_parameters()
     layers = [(name, p.numel()) for name, p in trained if p.requires_grad]
-    audit = set_up_audit(None if model is None else layers, unit=UNIT, adjacency=ADJACENCY, **settings)
-    watch_noise(audit, settings.get("on_violation"), noise)
-    return AuditedMechanism(privacy, audit, clip_norm=size, noise_multiplier=noise, scale=length)
+    core = set_up_audit(None if model is None else layers, unit=UNIT, adjacency=ADJACENCY, **settings)
+    watch_noise(core, settings.get("on_violation"), noise)
+    return AuditedMechanism(privacy, MechanismAudit(core, clip_norm=size, noise=noise, scale=length))
+
+
+class MechanismAudit(FrameworkAudit):
+    """The audit of the sums that a mechanism releases. `noise` is the noise multiplier, None if nobody stated one."""
+
+    trainer = Trainer("pfl", "pfl", "client")
+
+    def __init__(self, core: Audit, *, clip_norm: float, noise: float | None, scale: float) -> None:
+        self.clip_norm, self._noise, self.scale = clip_norm, noise, scale
+        privacy = {"clip_norm": clip_norm, "noise_multiplier": noise or 0.0}
+        super().__init__(core, privacy=privacy, canaries={"scale": scale})
+
+    def observe(self, released: Any, present: list[int], others: Any, users: int) -> None:
+        """Record the released sum of a round; `others` is the real users' clipped sum."""
+        self.core.observe_round(
+            self.last_round + 1,
+            released,
+            present=present,
+            others=others if self._noise else None,
+            noise_std=None if self._noise is None else self._noise * self.clip_norm,
+            clip_norm=self.clip_norm,
+            scale=self.scale,
+            participants=users,
+        )
+        self.recorder.add_round(self.last_round, canaries=len(present), clip_norm=self.clip_norm)
+
+    def finish(self, *, claim: Claim | float | None = None, task: str | None = None) -> AuditResult:
+        """The result, which is also written to the directory if there is one.
+
+        `task` is the name of the training task. Give a `claim` only if the audit was made without one.
+        """
+        run = FinishedRun(
+            noise=self._noise,
+            sampler_observed=True,
+            accounted=seen_accounting(self.core, unit=UNIT, adjacency=ADJACENCY),
+            items=self._items(),
+            notes=[] if self._noise else [f"known-others is left out: {NO_NOISE}"],
+            entries={"noise_multiplier": self._noise},
+        )
+        return self.conclude(claim, run, task=task)
+
+    def _items(self) -> list[AuditedItem]:
+        """The parts of the pipeline that only the integration knows about, checked or not."""
+        clipping = f"canaries entered the mechanism's clip {self.scale:g} times longer than the clip norm"
+        sampler = "canaries are sampled like every user of the dataset; a claim with sampling=… tests the sampler"
+        others = "the other users' clipped updates were summed in every round"
+        return [
+            AuditedItem("clipping", "checked", clipping),
+            AuditedItem("sampler", "not checked", sampler),
+            AuditedItem("weights", "not checked", "the weights of the users' updates were not read"),
+            AuditedItem("others", "checked", others) if self._noise else AuditedItem("others", "not checked", NO_NOISE),
+            *tensors_item(self.core, "give Audit(…, layers=…)"),
+        ]
 
 
 class AuditedMechanism(Postprocessor):  # type: ignore[misc]
     """A privacy mechanism with canaries before its clip, and an audit that observes the sum after its noise."""
 
-    def __init__(
-        self, privacy: Postprocessor, audit: Audit, *, clip_norm: float, noise_multiplier: float | None, scale: float
-    ) -> None:
+    def __init__(self, privacy: Postprocessor, audit: MechanismAudit) -> None:
         self.privacy, self.audit = privacy, audit
-        self._clip_norm, self._noise, self._scale = clip_norm, noise_multiplier, scale
         self._present: list[int] = []
         self._users = 0  # in this round
         self._others: Any = None
-        settings = {"clip_norm": clip_norm, "noise_multiplier": noise_multiplier or 0.0, "delta": audit.settings.delta}
-        canaries = {"count": audit.settings.canaries, "scale": scale}
-        self._journal = Journal(audit, {"trainer": "pfl", "privacy": settings, "canaries": canaries})
-        audit.finish_with(self._finish)
 
     def __getattr__(self, name: str) -> Any:
         if name == "privacy":  # not set yet, for example while unpickling
@@ -113,11 +161,11 @@ class AuditedMechanism(Postprocessor):  # type: ignore[misc]
         user = str(user_context.user_id)
         if user.startswith(PREFIX):
             index = int(user.removeprefix(PREFIX))
-            canary = self.audit.update(index, self._clip_norm, scale=self._scale, like=update)
+            canary = self.audit.core.update(index, self.audit.clip_norm, scale=self.audit.scale, like=update)
             self._present.append(index)
             stats = stats.apply(lambda weights: _split_like(canary, weights))
         else:
-            clipped = update * min(1.0, self._clip_norm / max(float(update.norm()), 1e-300))
+            clipped = update * min(1.0, self.audit.clip_norm / max(float(update.norm()), 1e-300))
             self._others = clipped if self._others is None else self._others + clipped
         return self.privacy.postprocess_one_user(stats=stats, user_context=user_context)
 
@@ -140,47 +188,9 @@ class AuditedMechanism(Postprocessor):  # type: ignore[misc]
     def _observe(self, stats: Any, metrics: Any) -> tuple[Any, Any]:
         released = _flat_vector(stats)
         others = torch.zeros_like(released) if self._others is None else self._others
-        self.audit.observe_round(
-            self.audit.last_round + 1,
-            released,
-            present=self._present,
-            others=others if self._noise else None,
-            noise_std=None if self._noise is None else self._noise * self._clip_norm,
-            clip_norm=self._clip_norm,
-            scale=self._scale,
-            participants=self._users,
-        )
-        self._journal.add_round(self.audit.last_round, canaries=len(self._present), clip_norm=self._clip_norm)
+        self.audit.observe(released, self._present, others, self._users)
         self._present, self._users, self._others = [], 0, None
         return stats, metrics
-
-    def _finish(self, *, claim: Claim | float | None = None, task: str | None = None) -> AuditResult:
-        notes = [] if self._noise else [f"known-others is left out: {NO_NOISE}"]
-        return self._journal.finish(
-            claim,
-            noise=self._noise,
-            sampler_observed=True,
-            accounted=seen_accounting(self.audit, unit=UNIT, adjacency=ADJACENCY),
-            task=task,
-            audited=self._audited_items(),
-            notes=notes,
-            noise_multiplier=self._noise,
-        )
-
-    def _audited_items(self) -> list[AuditedItem]:
-        """The parts of the pipeline that only the integration knows about, checked or not."""
-        clipping = f"canaries entered the mechanism's clip {self._scale:g} times longer than the clip norm"
-        sampler = "canaries are sampled like every user of the dataset; a claim with sampling=… tests the sampler"
-        others = "the other users' clipped updates were summed in every round"
-        items = [
-            AuditedItem("clipping", "checked", clipping),
-            AuditedItem("sampler", "not checked", sampler),
-            AuditedItem("weights", "not checked", "the weights of the users' updates were not read"),
-            AuditedItem("others", "checked", others) if self._noise else AuditedItem("others", "not checked", NO_NOISE),
-        ]
-        if not self.audit.settings.layers:
-            items.append(AuditedItem("tensors", "not checked", "the audit has no layers: give Audit(…, layers=…)"))
-        return items
 
 
 def _flat_vector(stats: Any) -> Any:

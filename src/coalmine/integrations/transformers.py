@@ -12,7 +12,7 @@ A Trainer makes its own data loader, which shuffles. The accountant's epsilon is
 makes the Trainer use the loader of `make_private` unchanged.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Unpack
 
 try:
@@ -24,11 +24,11 @@ except ImportError as error:
     raise ImportError("auditing a Hugging Face Trainer needs: pip install 'coalmine[transformers]'") from error
 
 from coalmine.argument_checks import short_repr
-from coalmine.audit import Audit
 from coalmine.integrations import opacus
 from coalmine.integrations.setup import AuditSettings
 from coalmine.result.audit_result import AuditResult
 from coalmine.result.other_rank import ResultOnRank0
+from coalmine.verdict.claim import Claim
 
 __all__ = ["AuditCallback", "PrivateTraining", "audited"]
 IGNORED = -100  # the label of a token that is not predicted
@@ -63,19 +63,29 @@ class AuditCallback(TrainerCallback):  # type: ignore[misc]  # transformers is n
             raise TypeError(f"audited() takes scale, through_clip, {known}, got {unknown[0]}")
         self._scale, self._through_clip, self._settings = scale, through_clip, settings
         self._optimizer: Any = None
-        self._audit: Audit | None = None
+        self._audit: opacus.OpacusAudit | None = None
         self._state: TrainerState | None = None  # of the training that it audits
 
     @property
-    def audit(self) -> Audit:
+    def audit(self) -> opacus.OpacusAudit:
         """The audit; ValueError before the training has begun."""
         if self._audit is None:
             raise ValueError("the audit begins with the training: call trainer.train() first, with this callback in it")
         return self._audit
 
-    def finish(self, **facts: Any) -> AuditResult | ResultOnRank0:
-        """The result for the current model. `facts` are the keywords of `optimizer.audit.finish` with Opacus."""
-        return self.audit.finish(**facts)
+    def finish(
+        self,
+        *,
+        claim: Claim | float | None = None,
+        accounted_epsilon: float | None = None,
+        initial: "Mapping[str, torch.Tensor] | torch.Tensor | None" = None,
+        task: str | None = None,
+        unit: str | None = None,
+    ) -> AuditResult | ResultOnRank0:
+        """The result for the current model; the keywords are those of `OpacusAudit.finish`."""
+        return self.audit.finish(
+            claim=claim, accounted_epsilon=accounted_epsilon, initial=initial, task=task, unit=unit
+        )
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any

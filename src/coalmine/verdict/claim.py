@@ -8,7 +8,7 @@ from typing import Any
 from coalmine.argument_checks import count_of, one_number, short_repr, whole_number
 from coalmine.estimators.sampling import Sampling, checked_sampling, sampling_from_dict, sampling_to_dict
 
-LARGEST_CLAIM = 1e100  # twice this does not overflow
+LARGEST_CLAIM = 1e99  # twice this is still an epsilon of a mechanism
 TERMS = ("delta", "unit", "adjacency")  # stated with a number, whatever its accounting
 NOISES = (1e-6, 1e6)  # smallest and largest noise multiplier passed to an accountant
 

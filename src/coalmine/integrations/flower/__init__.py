@@ -14,6 +14,7 @@ except ImportError as error:
 
 from coalmine.integrations.flower.canary_clients import Announcement, canary_mod
 from coalmine.integrations.flower.observer import Observer
-from coalmine.integrations.flower.strategy import AuditedStrategy, audited
+from coalmine.integrations.flower.setup import audited
+from coalmine.integrations.flower.strategy import AuditedStrategy
 
 __all__ = ["Announcement", "AuditedStrategy", "Observer", "audited", "canary_mod"]

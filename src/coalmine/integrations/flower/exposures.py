@@ -5,17 +5,17 @@ much. For a client with contributions c_t to rounds with noise of std σ_t, the 
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-from flwr.app import Message
 
 from coalmine.argument_checks import count_of
 from coalmine.audit import Audit
 from coalmine.estimators.mechanism import mechanism_epsilon
-from coalmine.integrations.journal import most_presentations
+from coalmine.integrations.claims import most_presentations
+from coalmine.integrations.flower.weights import Averaged
 from coalmine.verdict.claim import Claim
 from coalmine.verdict.coverage import AuditedItem
 
@@ -82,20 +82,18 @@ class Exposures:
         self.canaries.add(canaries.keys(), canaries.values())
         self.heaviest = max(self.heaviest, *nodes.values(), *canaries.values(), 0.0)
 
-    def add_replies(
-        self, averaged: Sequence[Message], weights: Sequence[float], canaries: Mapping[int, Message], unit: float
-    ) -> None:
+    def add_replies(self, averaged: Averaged, unit: float) -> None:
         """Add a released round: each reply's part of the weighted average, in this unit; 0 is no noise at all."""
-        total, indices = sum(weights), {id(reply): index for index, reply in canaries.items()}
+        total = sum(averaged.weights)
         nodes: dict[int, float] = {}
-        inserted: dict[int, float] = {}
-        for reply, weight in zip(averaged, weights, strict=True):
-            contribution = weight / total / unit if unit else math.inf
-            if id(reply) in indices:
-                inserted[indices[id(reply)]] = contribution
-            else:
+        canaries: dict[int, float] = {}
+        for reply, weight in zip(averaged.replies, averaged.weights, strict=True):
+            contribution, index = weight / total / unit if unit else math.inf, averaged.index_of.get(id(reply))
+            if index is None:
                 nodes[reply.metadata.src_node_id] = contribution
-        self.add(nodes, inserted)
+            else:
+                canaries[index] = contribution
+        self.add(nodes, canaries)
 
     @property
     def largest(self) -> float:
@@ -120,18 +118,18 @@ class Exposures:
         weight = self.heaviest * ((noise or 0.0) if self.in_noise else 1.0)
         return weight if weight > 1 + SAME else 1.0
 
-    def entries(self, audit: Audit, noise: float | None, *, equal_weights: bool) -> dict[str, Any]:
-        """What the server saw of real clients: entries of the result, and a note; nothing without real clients."""
+    def described(self, audit: Audit, noise: float | None, *, equal_weights: bool) -> tuple[list[str], dict[str, Any]]:
+        """What the server saw of real clients, as notes and entries of the result; nothing without real clients."""
         most = self.nodes.most
         if not most:
-            return {}
+            return [], {}
         entries: dict[str, Any] = {"client_participations": most}
         note = f"a node took part in up to {most} of {count_of(self.rounds, 'round')}"
         epsilon = self.epsilon(audit, noise, equal_weights=equal_weights)
         if epsilon is not None:
             entries["client_epsilon"] = epsilon
             note += f": epsilon {epsilon:.3g} for the client that contributed most, under the stated noise"
-        return entries | {"notes": [note]}
+        return [note], entries
 
     def to_arrays(self) -> dict[str, Any]:
         """Arrays for a checkpoint."""

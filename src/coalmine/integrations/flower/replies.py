@@ -15,6 +15,8 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from coalmine.argument_checks import short_repr
 from coalmine.integrations.flower.arrays import array_values
 from coalmine.integrations.flower.canary_clients import BYPASSED, REPLY, Designation, mod_order
+from coalmine.integrations.flower.weights import reply_weights
+from coalmine.integrations.flower.wrapped import Wrapped
 
 UNEQUAL = 1000.0  # a weight this many times above or below the round's median is implausible
 LARGEST_SQUARE = 1e30  # squared length of an array: longer ones could overflow in single precision
@@ -74,19 +76,18 @@ def sort_replies(
     received: Iterable[Message],
     messages: Sequence[Message],
     round_number: int,
+    wrapped: Wrapped,
     *,
-    model: Mapping[str, Array] | None,
-    weight_key: str,
-    uniform: bool,
-    equal_weights: bool = False,
+    model: Mapping[str, Array] | None = None,
     buffers: Collection[str] = (),
 ) -> RoundReplies:
     """The replies to a round's messages, sorted into good, failed and bad ones.
 
-    `model` is the model in the messages, None if replies have no arrays. Its `buffers` held whole numbers at first. With
-    `uniform` all replies must have the same records and metrics, as FedAvg demands. With `equal_weights` they must also
-    have the same weight. The majority decides.
+    `model` is the model in the messages, None if replies have no arrays. Its `buffers` held whole numbers at first. All
+    replies must have the same records and metrics if the wrapped strategy demands it, and the same weight if Flower's
+    accountant does. The majority decides.
     """
+    weight_key = wrapped.weight_key
     sampled = frozenset(message.metadata.dst_node_id for message in messages)
     ids = {message.metadata.message_id for message in messages}
     round_replies = RoundReplies(round_number, sampled)
@@ -117,9 +118,9 @@ def sort_replies(
         sampled - {reply.metadata.src_node_id for reply in (*round_replies.good, *round_replies.failed)}
     )
     round_replies.silent -= round_replies.lost
-    if uniform:
+    if wrapped.demands_equal_records:
         _drop_unlike_majority(round_replies, weight_key)
-    _drop_implausible_weights(round_replies, weight_key, equal_weights)
+    _drop_implausible_weights(round_replies, weight_key, equal_weights=model is not None and wrapped.has_accountant)
     return round_replies
 
 
@@ -194,12 +195,6 @@ def check_metrics(content: RecordDict, weight_key: str) -> None:
         raise BadReplyError(f"{weight_key!r} must be finite and above 0, got {weight:g}")
 
 
-def reply_weight(reply: Message, weight_key: str) -> float:
-    """The weight of a checked reply; 1 if it has none."""
-    (metrics,) = reply.content.metric_records.values()
-    return float(metrics.get(weight_key, 1.0))  # type: ignore[arg-type]
-
-
 def _drop_unlike_majority(round_replies: RoundReplies, weight_key: str) -> None:
     """Drop the replies whose records or metrics differ from the majority's; in a tie, those without weights."""
     kinds = [_record_shape(reply) for reply in round_replies.good]
@@ -223,9 +218,9 @@ def _record_shape(reply: Message) -> tuple[tuple[str, ...], tuple[tuple[str, int
     return names, tuple(sorted(listed))
 
 
-def _drop_implausible_weights(round_replies: RoundReplies, weight_key: str, equal_weights: bool) -> None:
+def _drop_implausible_weights(round_replies: RoundReplies, weight_key: str, *, equal_weights: bool) -> None:
     """Drop the replies with a weight far from the median or, if weights must be equal, unlike the majority's."""
-    weights = [reply_weight(reply, weight_key) for reply in round_replies.good]
+    weights = reply_weights(round_replies.good, weight_key)
     if len(set(weights)) < 2:
         return
     median, (usual, count) = float(np.median(weights)), Counter(weights).most_common(1)[0]

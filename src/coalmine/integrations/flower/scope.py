@@ -1,44 +1,20 @@
 """The coverage of a Flower audit: the items that only the integration knows about, each with its reason."""
 
 import math
-from collections.abc import Sequence
-from typing import Any
-
-from flwr.serverapp.strategy import (
-    DifferentialPrivacyClientSideAdaptiveClipping,
-    DifferentialPrivacyClientSideFixedClipping,
-    DifferentialPrivacyServerSideAdaptiveClipping,
-    DifferentialPrivacyServerSideFixedClipping,
-)
 
 from coalmine.audit import Audit
+from coalmine.integrations.flower.wrapped import Wrapped
 from coalmine.verdict.coverage import AuditedItem
 
-SERVER_CLIP = (DifferentialPrivacyServerSideFixedClipping, DifferentialPrivacyServerSideAdaptiveClipping)
-CLIENT_CLIP = (DifferentialPrivacyClientSideFixedClipping, DifferentialPrivacyClientSideAdaptiveClipping)
 SAMPLER = AuditedItem(
     "sampler", "not checked", "the audit records who took part in each round; a claim with sampling=… tests the sampler"
 )
 UNKNOWN_TO_OBSERVER = "the observer sees models only, not the clients' updates"
 
 
-class WeightRatio:
-    """The weight of a round's heaviest client over that of its lightest canary: the largest ratio over all rounds."""
-
-    def __init__(self) -> None:
-        self.rounds = 0  # rounds with canaries
-        self.to_lightest = 1.0
-
-    def add(self, weights: Sequence[float], canaries: Sequence[float]) -> None:
-        """Add a round: the weights of all replies, and those of its canaries."""
-        if canaries and min(canaries) > 0:
-            self.rounds += 1
-            self.to_lightest = max(self.to_lightest, max(weights) / min(canaries))
-
-
-def adaptive_clip_warning(audit: Audit, private: Any) -> str | None:
+def adaptive_clip_warning(audit: Audit, wrapped: Wrapped) -> str | None:
     """How much canaries moved an adaptive clip norm, the one part of the training that they change; None if it is fixed."""
-    rate = getattr(private, "clip_norm_lr", None)
+    rate = getattr(wrapped.private, "clip_norm_lr", None)
     if rate is None:
         return None
     share = max((item.present.size / (item.participants or math.inf) for item in audit.log.rounds()), default=0.0)
@@ -50,9 +26,9 @@ def adaptive_clip_warning(audit: Audit, private: Any) -> str | None:
     )
 
 
-def clipping_item(mode: str, private: Any, scale: float) -> AuditedItem:
+def clipping_item(mode: str, wrapped: Wrapped | None, scale: float) -> AuditedItem:
     """Whether canaries longer than the clip norm went through a clip, and through which one."""
-    if isinstance(private, CLIENT_CLIP) and mode != "client":
+    if wrapped is not None and wrapped.clips_on_clients and mode != "client":
         reason = f"mode {mode!r} makes canaries on the server, so they bypass the clients' clip: use mode 'client'"
         return AuditedItem("clipping", "cannot be checked", reason)
     if scale <= 1:
@@ -60,21 +36,11 @@ def clipping_item(mode: str, private: Any, scale: float) -> AuditedItem:
             "canaries were no longer than the clip norm, so a missing clip would not show: if you clip, give scale=10"
         )
         return AuditedItem("clipping", "not checked", reason)
-    if isinstance(private, SERVER_CLIP):
-        clip = f"the server's clip in {type(private).__name__}"
+    if wrapped is not None and wrapped.clips_on_server:
+        clip = f"the server's clip in {type(wrapped.private).__name__}"
     else:
         clip = "the clients' clip" if mode == "client" else "the strategy's own clip"
     return AuditedItem("clipping", "checked", f"canaries of {scale:g} times the clip norm went through {clip}")
-
-
-def weights_item(weights: WeightRatio) -> AuditedItem:
-    """Whether the canaries weighed as much as the heaviest client."""
-    if weights.rounds == 0:
-        return AuditedItem("weights", "not checked", "no canary took part in any round")
-    if weights.to_lightest > 1:
-        reason = f"the heaviest client weighed up to {weights.to_lightest:.3g} times as much as a canary of its round"
-        return AuditedItem("weights", "not checked", reason)
-    return AuditedItem("weights", "checked", "every canary weighed as much as the heaviest client of its round")
 
 
 def others_item(left_out: str | None) -> AuditedItem:

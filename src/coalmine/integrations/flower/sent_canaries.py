@@ -12,7 +12,8 @@ import numpy as np
 from flwr.app import Message
 
 from coalmine.audit import Audit
-from coalmine.integrations.flower.arrays import Layout, Row, array_values
+from coalmine.integrations.flower.arrays import Row, array_values
+from coalmine.integrations.flower.sent_round import SentRound, only_record
 
 SHORTEST, LONGEST = (
     0.5,
@@ -31,16 +32,14 @@ HOLDS_CANARIES = 0.05  # a real update holds canaries if its cosine with their s
 
 
 class CanaryCheck:
-    """Compares a round's replies with the canaries; `current` is the model that was sent."""
+    """Compares the replies of a round with the canaries."""
 
-    def __init__(self, audit: Audit, layout: Layout, current: Row) -> None:
-        self._audit, self._layout, self._current = audit, layout, current
+    def __init__(self, audit: Audit, sent: SentRound) -> None:
+        self._audit, self._sent, self._current = audit, sent, sent.current
         self._sum: tuple[list[int], Row] | None = None
         self.length = 0.0  # mean length of the canaries that were compared last
 
-    def wrong_canaries(
-        self, canaries: Mapping[int, Message], *, clip_norm: float, scale: float, noisy: bool
-    ) -> dict[int, str]:
+    def wrong_canaries(self, canaries: Mapping[int, Message], *, scale: float, noisy: bool) -> dict[int, str]:
         """The canaries whose reply is not the canary, with the reason.
 
         A canary may arrive clipped or unclipped, and with the clients' noise if `noisy`. It must be like the majority: an
@@ -48,7 +47,7 @@ class CanaryCheck:
         """
         if not canaries:
             return {}
-        indices, current = sorted(canaries), self._current
+        indices, current, clip_norm = sorted(canaries), self._current, self._sent.clip_norm
         summed, update = np.zeros_like(current), np.empty_like(current)
         for index in indices:
             self._update_into(update, canaries[index])
@@ -88,12 +87,12 @@ class CanaryCheck:
                 holding.append(reply)
         return holding if 2 * len(holding) <= len(real) or len(real) == 1 else []
 
-    def bypass_clip(self, real: Sequence[Message], lengths: Sequence[float], *, clip_norm: float) -> bool:
+    def bypass_clip(self, real: Sequence[Message], lengths: Sequence[float]) -> bool:
         """Whether canaries are longer than the clip norm although the real clients clip.
 
         Real updates with the clip norm's own length were clipped. Without any, nothing shows that clients clip.
         """
-        rounding = [rounding_error(reply, self._current) for reply in real]
+        clip_norm, rounding = self._sent.clip_norm, [rounding_error(reply, self._current) for reply in real]
         if self.length <= UNCLIPPED * clip_norm or max(rounding, default=0.0) > COARSE * clip_norm:
             return False
         pairs = list(zip(lengths, rounding, strict=True))
@@ -115,8 +114,7 @@ class CanaryCheck:
         return self._sum[1]
 
     def _update_into(self, out: Row, reply: Message) -> None:
-        (record,) = reply.content.array_records.values()
-        self._layout.update_into(out, record, self._current)
+        self._sent.layout.update_into(out, only_record(reply), self._current)
 
 
 def _unlike_majority(
@@ -143,8 +141,7 @@ def _unlike_majority(
 
 def rounding_error(reply: Message, current: Row) -> float:
     """The length of an update's rounding error, from the model's length and the precision of a reply's arrays."""
-    (record,) = reply.content.array_records.values()
-    dtypes = {array_values(array).dtype for array in record.values()}
+    dtypes = {array_values(array).dtype for array in only_record(reply).values()}
     step = max((float(np.finfo(dtype).eps) for dtype in dtypes if dtype.kind == "f"), default=0.0)
     return ROUNDING * step * _length(current)
 

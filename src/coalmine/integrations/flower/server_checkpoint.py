@@ -1,7 +1,6 @@
 """Checkpoints of a server: the model after a round, the strategy's numbers, what was seen of clients; two are kept."""
 
 import io
-import logging
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,13 +10,12 @@ import numpy as np
 from flwr.app import Array, ArrayRecord
 
 from coalmine.integrations.flower.arrays import DAMAGED
+from coalmine.integrations.flower.warning_log import logger
 from coalmine.log.checkpoints import load_newest
 from coalmine.log.files import write_atomically
 
 NAME = "checkpoint.npz"
 PREVIOUS = "checkpoint.previous.npz"
-
-logger = logging.getLogger("flwr.coalmine")  # goes to the same handlers as Flower's own log
 
 
 class Checkpoint(NamedTuple):

@@ -296,9 +296,8 @@ class OtherSampler(Significance, Picks):
     @property
     def described(self) -> str:
         """The clause that says what the sampler does."""
-        chance = "p < 1e-99" if self.p_value < 1e-99 else f"p = {self.p_value:.1g}"
         like = f", as in {self.seen_scheme}" if self.seen_scheme else ""
-        return f"the sampler does not follow the claimed scheme: {pattern(self.seen)}{like} ({chance})"
+        return f"the sampler does not follow the claimed scheme: {pattern(self.seen)}{like} ({self.chance})"
 
     def plain(self) -> str:
         return f"clients are not sampled as claimed, and the scheme that is seen has ε ≥ {self.epsilon_range[0]:.2g}"

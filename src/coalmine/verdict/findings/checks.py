@@ -16,7 +16,7 @@ class SilentCoordinates(Significance, Refutation):
     def sentence(self) -> str:
         return (
             f"{self.factor:.0%} of the coordinates to which no client contributes are released without noise: any other "
-            f"value there shows that a client contributed (p = {self.p_value:.1g})"
+            f"value there shows that a client contributed ({self.chance})"
         )
 
 
@@ -37,7 +37,7 @@ class ClientTooLoud(Significance, Refutation):
     def sentence(self) -> str:
         return (
             f"one client contributes {self.score:.3g} standard deviations of the noise, more than the "
-            f"{self.claimed_score:.3f} that the claim implies (p = {self.p_value:.1g}, corrected for the number of clients)"
+            f"{self.claimed_score:.3f} that the claim implies ({self.chance}, corrected for the number of clients)"
         )
 
 

@@ -113,6 +113,11 @@ class Significance:
     p_value: float
     level: float
 
+    @property
+    def chance(self) -> str:
+        """The p-value as sentences print it; none is 0."""
+        return "p < 1e-99" if self.p_value < 1e-99 else f"p = {self.p_value:.1g}"
+
 
 def all_findings() -> list[type[Finding]]:
     """The classes of all findings, in the order of their definition."""

@@ -33,7 +33,7 @@ class MeanTooHigh(Significance, LittleNoise):
 
     def sentence(self) -> str:
         compared = f"above the {self.claimed_score:.3f} that the claim implies"
-        return f"mean score per presentation {self.score:.3f}, {compared} (p = {self.p_value:.1g})"
+        return f"mean score per presentation {self.score:.3f}, {compared} ({self.chance})"
 
     def plain(self) -> str:
         return (
@@ -103,7 +103,7 @@ class RoundAboveClaim(Significance, LittleNoise):
     def sentence(self) -> str:
         return (
             f"mean score {self.score:.3f} in round {self.first_round}, above the {self.claimed_score:.3f} that its noise "
-            f"implies (p = {self.p_value:.1g}; the level is {self.level:.1g}, since many rounds are tested)"
+            f"implies ({self.chance}; the level is {self.level:.1g}, since many rounds are tested)"
         )
 
     def plain(self) -> str:
@@ -230,8 +230,8 @@ class WeakRounds(Significance, Doubt):
 
     def sentence(self) -> str:
         return (
-            f"the scores show less noise than stated in {self.rounds} rounds, first in round {self.first_round} (p = "
-            f"{self.p_value:.1g}; the level is {self.level:.1g}). With the noise that they measure, epsilon is "
+            f"the scores show less noise than stated in {count_of(self.rounds, 'round')}, first in round {self.first_round} "
+            f"({self.chance}; the level is {self.level:.1g}). With the noise that they measure, epsilon is "
             f"{self.epsilon:.3g}, and the claim is {self.claimed_epsilon:.4g}"
         )
 

@@ -3,7 +3,7 @@
 import inspect
 import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,18 +38,32 @@ class _Change:
 class Accounting:
     """Noise, clip norm and sampling rate of the steps, beside those when the audit began."""
 
-    def __init__(self, optimizer: DPOptimizer, loader: Any, rate: float, *, clip_norm: float) -> None:
+    def __init__(
+        self,
+        optimizer: DPOptimizer,
+        loader: Any,
+        rate: float,
+        *,
+        clip_norm: float,
+        earlier: Iterable[Mapping[str, Any]] = (),
+    ) -> None:
         self._optimizer, self._loader, self._rate = optimizer, loader, rate
         self.accountant = attached_accountant(optimizer)
-        self._then = {NOISE: float(optimizer.noise_multiplier), CLIP: clip_norm, RATE: self._sampler_rate()}
+        self._then = self._now(clip_norm)
         self._changes: dict[str, _Change] = {}
+        for line in earlier:  # of the steps before a restart
+            self._see(line.get("round"), line)
 
-    def now(self, *, clip_norm: float) -> dict[str, float]:
-        """The settings of the current step."""
+    def note_step(self, step: int, *, clip_norm: float) -> dict[str, float]:
+        """Take the settings of a step, and return them."""
+        settings = self._now(clip_norm)
+        self._see(step, settings)
+        return settings
+
+    def _now(self, clip_norm: float) -> dict[str, float]:
         return {NOISE: float(self._optimizer.noise_multiplier), CLIP: clip_norm, RATE: self._sampler_rate()}
 
-    def see(self, step: int, settings: Mapping[str, Any]) -> None:
-        """Take the settings of a step, from `now` or from a line of metrics."""
+    def _see(self, step: Any, settings: Mapping[str, Any]) -> None:
         for name, then in self._then.items():
             value = settings.get(name)
             if not isinstance(value, float | int) or math.isclose(value, then, rel_tol=1e-9):

@@ -1,14 +1,12 @@
-"""The gradients of an Opacus step: in one process, replicated on every rank (DDP), or in shards (FSDP2).
+"""The gradients of an Opacus step in several processes: replicated on every rank (DDP), or in shards (FSDP2).
 
 Under DDP each rank clips and sums its own examples, rank 0 adds the noise, and `reduce_gradients` then sums over the ranks.
 So canaries join rank 0's sum, and the release is observed after `reduce_gradients`. Under FSDP2 the clipped sums arrive
 reduced and in shards, each rank adds noise to its own shard, and the step hook already sees the release.
 """
 
-import functools
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
-from functools import cached_property
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, ClassVar, TypeVar, Unpack
 
 import numpy as np
@@ -19,140 +17,35 @@ from torch.distributed.tensor import DTensor
 
 from coalmine.argument_checks import Floats, short_repr
 from coalmine.audit import Audit
-from coalmine.integrations.opacus_accounting import ADJACENCY, UNIT
-from coalmine.integrations.setup import AuditSettings, new_audit_settings, own_audit, refuse_finished, set_up_audit
+from coalmine.integrations.opacus.gradients import TERMS, OneProcess
+from coalmine.integrations.opacus.parameters import local, named_layers, plain_names
+from coalmine.integrations.setup import AuditSettings, new_audit_settings, own_audit, refuse_finished
 from coalmine.integrations.torch_distributed import GroupSum, reduce_over
 from coalmine.measure.ranks import Ranks, Reduce
 from coalmine.measure.settings import BLOCK_EACH
 
-# Up to this many parameters, vectors of all of them are kept on a GPU between steps: 128 MB each in single precision.
-MOST_KEPT = 1 << 25
 REPLICATED = (DistributedDPOptimizer, DistributedDPOptimizerFastGradientClipping)
 SHARDED = FSDPOptimizerFastGradientClipping
-TERMS = {"unit": UNIT, "adjacency": ADJACENCY}  # of a claim that states none
 Result = TypeVar("Result")
 
 
-class OneProcess:
-    """The gradients of one process. The audit takes them as one vector."""
+def gradients_of(optimizer: DPOptimizer, model: Any, reduce: Reduce | None) -> OneProcess:
+    """Access to the optimizer's gradients: in one process, replicated or sharded.
 
-    joins = True  # whether canaries join the sum of this process
-    # The optimizer's method that completes the release after its step hook, if there is one.
-    observed_after: ClassVar[str | None] = None
+    `reduce` is the user's. By default it is the sum over all ranks.
+    """
+    if not isinstance(optimizer, (*REPLICATED, SHARDED)):
+        if reduce is not None:
+            raise ValueError(f"reduce is for several processes, and {type(optimizer).__name__} is for one: omit it")
+        return OneProcess(optimizer)
+    over = reduce_over() if reduce is None else reduce
 
-    def __init__(self, optimizer: DPOptimizer, names: Sequence[str] | None = None) -> None:
-        self._optimizer, self._names = optimizer, names
-        self.ranks = Ranks(None)
-        self.reuses_memory = False  # whether `kept` overwrites what it returned before
-        self._kept: dict[str, _Flat] = {}
+    def make() -> OneProcess:
+        names = None if model is None else plain_names(name for name, _ in named_layers(optimizer, model))
+        kind = Replicated if isinstance(optimizer, REPLICATED) else Sharded
+        return kind(optimizer, names, over, model)
 
-    @property
-    def most_canaries(self) -> int:
-        """Number of canaries that the model has room for, in addition to the unobserved ones."""
-        return sum(p.numel() for p in self._optimizer.params) // 2
-
-    @property
-    def clip_in_sum(self) -> float:
-        """Length of a clipped example in `sums`, in clip norms."""
-        return 1.0
-
-    @property
-    def divisor(self) -> float:
-        """The clip norm over the length of a clipped example in the release."""
-        if self._optimizer.loss_reduction != "mean":
-            return 1.0
-        return float(self._optimizer.expected_batch_size * self._optimizer.accumulated_iterations)
-
-    def set_up_audit(self, layers: Any, **settings: Unpack[AuditSettings]) -> Audit:
-        """The user's own audit, or a new one. On a GPU a new one is deferred by default, unless `on_violation` is set."""
-        on_gpu = all(p.device.type == "cuda" for p in self._optimizer.params)
-        if on_gpu and all(settings.get(name) is None for name in ("audit", "deferred", "on_violation")):
-            settings["deferred"] = True
-        audit = set_up_audit(layers, **TERMS, **settings)
-        # An attack of the user's own may keep a round's vector.
-        self.reuses_memory = on_gpu and audit.settings.dim <= MOST_KEPT and not audit.scores
-        return audit
-
-    def sums(self) -> list[Any]:
-        """The clipped sum of the examples, without noise: one tensor for each parameter, not copied."""
-        return [p.summed_grad for p in self._optimizer.params]
-
-    def release(self) -> list[Any]:
-        """The noised gradient, one tensor for each parameter."""
-        return [p.grad for p in self._optimizer.params]
-
-    def parameters(self) -> list[Any]:
-        """The parameters, not copied."""
-        return [p.detach() for p in self._optimizer.params]
-
-    def examples(self) -> int:
-        """Number of per-example gradients in the current batch, or in all batches that a step accumulates."""
-        for p in self._optimizer.params:
-            for name in ("grad_sample", "_norm_sample"):  # ghost mode has the second
-                rows = getattr(p, name, None)
-                if rows is not None:
-                    return sum(map(len, rows)) if isinstance(rows, list) else len(rows)
-        return 0
-
-    def lost_ranks(self) -> Any:
-        """A context for a collective of the training; in one process it does nothing."""
-        return nullcontext()
-
-    def combined(self, parts: Sequence[Any]) -> Any:
-        """A copy of all parts in the form that the audit takes, here one vector."""
-        return torch.cat([part.reshape(-1) for part in parts])
-
-    def kept(self, name: str, parts: Sequence[Any]) -> Any:
-        """As `combined`, for parts in the shapes of the parameters. If it `reuses_memory`, each name has one vector."""
-        if not self.reuses_memory or len(parts) != len(self._flat(name).views):
-            return self.combined(parts)
-        flat = self._flat(name)
-        torch._foreach_copy_(flat.views, list(parts))
-        return flat.vector
-
-    def subtract(self, sums: Sequence[Any], audit: Audit, present: Any, clip_norm: float) -> None:
-        """Subtract the sum of these canaries from `sums`, in place."""
-        if not self.reuses_memory:
-            pairs = zip(sums, self.updates(audit, present, clip_norm), strict=True)
-            torch._foreach_sub_(list(sums), [update.view_as(part) for part, update in pairs])
-            return
-        flat = self._flat("canaries")
-        flat.vector.copy_(audit.updates(present, clip_norm, like=flat.vector))
-        torch._foreach_sub_(list(sums), flat.views)
-
-    def divide(self, combined: Any, divisor: float) -> None:
-        """Divide what `combined` or `kept` returned, in place."""
-        combined.div_(divisor)
-
-    def parts(self, combined: Any) -> Sequence[Any]:
-        """The parts of what `combined` or `kept` returned, one flat tensor for each parameter, not copied."""
-        parts: Sequence[Any] = combined.split([p.numel() for p in self._optimizer.params])
-        return parts
-
-    def updates(self, audit: Audit, present: Any, clip_norm: float, *, scale: float = 1.0) -> list[Any]:
-        """The sum of these canaries, one flat tensor for each parameter."""
-        like = torch.empty(0, dtype=self._dtype, device=self._optimizer.params[0].device)
-        return list(self.parts(audit.updates(present, clip_norm, scale=scale, like=like)))
-
-    def _flat(self, name: str) -> "_Flat":
-        if name not in self._kept:
-            self._kept[name] = _Flat(self._optimizer.params, self._dtype)
-        return self._kept[name]
-
-    @cached_property
-    def _dtype(self) -> torch.dtype:
-        """The precision of a vector of all parameters."""
-        return functools.reduce(torch.promote_types, {p.dtype for p in self._optimizer.params})
-
-
-class _Flat:
-    """A vector with room for all parameters, and its views in their shapes: made once, as views take longer than copies."""
-
-    def __init__(self, params: Sequence[Any], dtype: torch.dtype) -> None:
-        sizes = [p.numel() for p in params]
-        self.vector = torch.empty(sum(sizes), dtype=dtype, device=params[0].device)
-        parts = torch.split(self.vector, sizes)
-        self.views = [part.view(p.shape) for part, p in zip(parts, params, strict=True)]
+    return on_every_rank(Ranks(over), make)
 
 
 class Replicated(OneProcess):
@@ -279,27 +172,6 @@ class Sharded(Replicated):
                 f"got {short_repr(self._model)}"
             )
         return len(norms)
-
-
-def reduce_for(optimizer: DPOptimizer, reduce: Reduce | None) -> Reduce | None:
-    """The user's `reduce`, or the sum over all ranks. None if the optimizer is for one process."""
-    if isinstance(optimizer, (*REPLICATED, SHARDED)):
-        return reduce_over() if reduce is None else reduce
-    if reduce is not None:
-        raise ValueError(f"reduce is for several processes, and {type(optimizer).__name__} is for one: omit it")
-    return None
-
-
-def plain_names(names: Iterable[str]) -> list[str]:
-    """Names of parameters without the prefix that DDP puts before all of them."""
-    listed = list(names)
-    prefixed = all(name.startswith("module.") for name in listed)
-    return [name.removeprefix("module.") for name in listed] if prefixed else listed
-
-
-def local(tensor: Any) -> Any:
-    """This rank's shard of a tensor, or the tensor itself."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def on_every_rank(ranks: Ranks, action: Callable[[], Result]) -> Result:

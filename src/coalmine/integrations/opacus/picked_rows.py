@@ -43,13 +43,13 @@ class PickedRows:
 
     The loader and its batch sampler stay the same objects, but their class becomes a subclass; `release` undoes this.
     BatchMemoryManager splits a batch into smaller ones for its own loader. It signals to the optimizer which of them end a
-    step, and `note_signal` takes the same signals.
+    step, and `on_skip_signal` takes the same signals.
     """
 
     def __init__(self, loader: Any, signals_waiting: Callable[[], int], *, every_rank: bool = False) -> None:
         check_loader(loader, every_rank=every_rank)
         self.count = len(loader.dataset)
-        self.dropped = 0  # batches with rows that the loop left out in the middle of a pass
+        self._dropped = 0
         self.loader, self._signals_waiting = loader, signals_waiting
         self._fills_empty = bool(getattr(loader.collate_fn, "rand_on_empty", False))
         self._delivered: list[tuple[_Pass, _Batch]] = []  # since the last step
@@ -61,11 +61,16 @@ class PickedRows:
 
     def release(self) -> None:
         """Give the loader and its batch sampler their own classes back."""
-        for thing in (self.loader, self.loader.batch_sampler):
-            if _is_watched(thing):
-                thing.__class__ = type(thing).__mro__[1]
+        for each in (self.loader, self.loader.batch_sampler):
+            if _is_watched(each):
+                each.__class__ = type(each).__mro__[1]
 
-    def note_signal(self, *, ends_step: bool) -> None:
+    def take_dropped(self) -> int:
+        """Number of batches with rows that the loop left out in the middle of a pass, since the last call."""
+        dropped, self._dropped = self._dropped, 0
+        return dropped
+
+    def on_skip_signal(self, *, ends_step: bool) -> None:
         """Take the signal whether the batch that BatchMemoryManager just picked ends a step."""
         if self._other_pass is None or not self._other_pass.open:
             return  # a signal of the loop itself, about batches that this loader delivers
@@ -83,9 +88,7 @@ class PickedRows:
         delivered, self._delivered = self._delivered, []
         if self._split:
             batch = self._split.popleft()
-            concurrent = [
-                other for source, other in delivered if source.open
-            ]  # from a pass besides BatchMemoryManager's
+            concurrent = [other for source, other in delivered if source.open]  # besides BatchMemoryManager's
             if batch.examples != examples or concurrent:
                 raise _mismatch_error([batch, *concurrent], examples)
             return batch.rows
@@ -110,7 +113,7 @@ class PickedRows:
             if id(batch) in in_step:
                 source.used = True
             elif source.used and source.open and batch.rows.size:
-                self.dropped += 1
+                self._dropped += 1
 
     def _deliver(self, start: Callable[[], Iterator[Any]]) -> "_Deliveries":
         """Start a pass of the loader itself."""
@@ -220,19 +223,19 @@ def check_loader(loader: Any, *, every_rank: bool = False) -> None:
         raise ValueError("this data loader is observed by another audit: unaudited(optimizer) takes that one out")
 
 
-def _extend(thing: Any, new_iter: Callable[[Callable[[], Iterator[Any]]], Any]) -> None:
-    """Replace `__iter__` by `new_iter`, which takes a function that starts the original pass."""
-    base = type(thing)
+def _extend(iterable: Any, new_iter: Callable[[Callable[[], Iterator[Any]]], Any]) -> None:
+    """Replace `__iter__` of a loader or sampler by `new_iter`, which takes a function that starts the original pass."""
+    base = type(iterable)
 
     def start_pass(self: Any) -> Any:
         return new_iter(lambda: base.__iter__(self))
 
     body = {"__iter__": start_pass, "_picked_rows": True, "__module__": base.__module__, "__doc__": base.__doc__}
-    thing.__class__ = new_class(base.__name__, (base,), exec_body=lambda members: members.update(body))
+    iterable.__class__ = new_class(base.__name__, (base,), exec_body=lambda members: members.update(body))
 
 
-def _is_watched(thing: Any) -> bool:
-    return "_picked_rows" in vars(type(thing))
+def _is_watched(iterable: Any) -> bool:
+    return "_picked_rows" in vars(type(iterable))
 
 
 def _batches_in_step(delivered: list[tuple[_Pass, _Batch]], examples: int) -> list[_Batch]:

@@ -1,16 +1,15 @@
 """Which canaries are in a step of jax_privacy: those whose examples the batch selection picks, or a random draw."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 from jax_privacy.batch_selection import BatchSelectionStrategy
 
-from coalmine.argument_checks import one_number, short_repr, whole_number
+from coalmine.argument_checks import short_repr, whole_number
 from coalmine.audit import Audit
+from coalmine.integrations.row_pairing import USUAL_CANARIES, RowPairing, checked_probability, present
 from coalmine.measure.schedule import Indices
-
-USUAL_CANARIES = 1_000  # default number, if the data set has as many examples
 
 
 class SeedSelection:
@@ -18,7 +17,7 @@ class SeedSelection:
 
     observed = False
     participants: int | None = None
-    repeats: tuple[Indices, ...] = ()
+    repeats: Sequence[Indices] = ()
     rows: int | None = None
 
     def __init__(self, probability: float) -> None:
@@ -42,7 +41,7 @@ class ExampleSelection:
 
     observed = True
     participants: int | None = None
-    repeats: tuple[Indices, ...] = ()
+    repeats: Sequence[Indices] = ()
 
     def __init__(self, rows: int) -> None:
         self.rows = rows
@@ -54,9 +53,7 @@ class ExampleSelection:
             raise ValueError(
                 f"canaries must be at most the {self.rows} examples of the data set, one for each, got {count}"
             )
-        self._canary_of_row = np.full(self.rows, -1, dtype=np.int32)
-        self._canary_of_row[audit.schedule.rows(self.rows)] = np.arange(count)
-        self._count = count
+        self._pairing = RowPairing(audit, self.rows)
 
     def canaries(self, step: int, indices: Any) -> Indices:
         if indices is None:
@@ -71,12 +68,8 @@ class ExampleSelection:
             raise ValueError(f"indices must lie in 0..{self.rows - 1}, got {rows.max()}")
         self.participants = rows.size
         self.most_times = max(self.most_times, int(np.bincount(rows, minlength=1).max()))
-        canaries = self._canary_of_row[rows]
-        times = np.bincount(canaries[canaries >= 0], minlength=self._count)
-        self.repeats = tuple(
-            np.flatnonzero(times >= number).astype(np.int32) for number in range(2, int(times.max(initial=1)) + 1)
-        )
-        return np.flatnonzero(times).astype(np.int32)
+        once, self.repeats = present(self._pairing.times(rows))
+        return once
 
 
 Selection = SeedSelection | ExampleSelection
@@ -92,10 +85,7 @@ def new_selection(num_examples: int | None, sampling_probability: float | None, 
             settings["canaries"] = min(USUAL_CANARIES, rows)
         return ExampleSelection(rows)
     assert sampling_probability is not None
-    probability = one_number("sampling_probability", sampling_probability)
-    if not 0 < probability <= 1:
-        raise ValueError(f"sampling_probability must lie in (0, 1], got {probability}")
-    return SeedSelection(probability)
+    return SeedSelection(checked_probability(sampling_probability))
 
 
 class Watcher(Protocol):

@@ -11,7 +11,7 @@ from jax_privacy.experimental.execution_plan import DPExecutionPlan
 from coalmine.argument_checks import delta_array, one_number, short_repr
 from coalmine.estimators.mechanism import mechanism_epsilon
 from coalmine.estimators.sampling import Poisson
-from coalmine.integrations.jax_noise import Mechanism, banded_noise
+from coalmine.integrations.jax_privacy.noise import Mechanism, banded_noise
 from coalmine.integrations.setup import full_claim
 from coalmine.verdict.claim import NOISES, Claim
 from coalmine.verdict.event_claims import ADJACENCY, REPLACE, adjacency_of, as_add_or_remove, claim_of_event, parts_of
