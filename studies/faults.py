@@ -14,7 +14,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
-from coalmine.known_faults import SIGNATURES
+from coalmine.evidence import faults as known
 from coalmine.simulation.faults import evidence, is_caught, try_fault
 
 ROOT = Path(__file__).parents[1]
@@ -22,7 +22,7 @@ RESULTS = ROOT / "studies" / "out" / "faults.jsonl"
 DOCS = ROOT / "docs" / "evidence" / "faults.md"
 BEGIN, END = "<!-- table -->", "<!-- end of table -->"
 PRIVATE = ("noise-times-n", "others-wrong")  # faults that cost no privacy
-FAULTS = {fault.name: fault for fault in SIGNATURES}
+FAULTS = {fault.name: fault for fault in known.FAULTS}
 
 
 def trial(name: str, seed: int) -> dict[str, Any]:

@@ -26,9 +26,14 @@ def comparable(path: Path) -> Any:
 def comparable_result(values: dict[str, Any]) -> dict[str, Any]:
     """The entries of a result, without what a restart may change."""
     kept = {name: value for name, value in values.items() if name != "log_digest"}
-    kept["gauges"] = {name: gauge for name, gauge in values["gauges"].items() if name not in GAUGES}
+    kept["gauges"] = {name: one for name, one in statistics_of(values).items() if name not in GAUGES}
     kept["notes"] = [note for note in values["notes"] if not note.startswith("coordinates: ")]
     return kept
+
+
+def statistics_of(values: dict[str, Any]) -> dict[str, Any]:
+    """The statistics of all gauges in a stored result, by name."""
+    return {name: one for gauge in values["gauges"].values() for name, one in gauge["statistics"].items()}
 
 
 def _record(kind: str, item: Any) -> bytes:

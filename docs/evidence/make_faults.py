@@ -7,8 +7,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
-from coalmine.evidence.gauges.gauge import Gauge
-from coalmine.known_faults import LENGTHS, SIGNATURES, Signature, likely_faults
+from coalmine.evidence.faults import FAULTS, Fault
+from coalmine.evidence.gauges.gauge import GaugeResult
+from coalmine.evidence.gauges.length import Length
+from coalmine.known_faults import likely_faults
 from coalmine.report import plots
 from coalmine.report.svg import STYLE
 from coalmine.simulation.faults import Trial, evidence, selftest_config, try_fault
@@ -41,8 +43,8 @@ There are two ways:
   right length is an example. The accounting does not hold for it, so no PASS is possible, yet the canaries measure no
   excess.
 
-A fault is *named* if the signatures in `coalmine.known_faults` find it likely from the result alone, or find one
-with the same meaning likely. `coalmine report` uses the same signatures.
+A fault is *named* if `coalmine.known_faults` finds it likely from the result alone, or finds one with the same meaning
+likely. `coalmine report` does the same.
 
 ## How often each is caught
 
@@ -78,14 +80,14 @@ def picture(trial: Trial) -> Figure:
     figure = Figure(figsize=(12, 3.2), layout="constrained")
     left, middle, right = figure.subplots(1, 3, width_ratios=[3, 2, 2])
     plots.ladder(left, trial.result)
-    gauges = [gauge for gauge in trial.result.gauges if gauge.name != "dilution"]
-    lengths = [gauge for gauge in gauges if gauge.name in LENGTHS or gauge.name.startswith("layer ")]
+    gauges = [gauge for gauge in trial.result.gauges if gauge.statistic is not Length.DILUTION]
+    lengths = [gauge for gauge in gauges if gauge.gauge.measures_length]
     _ratios(middle, lengths)
     _law(right, [gauge for gauge in gauges if gauge not in lengths])
     return figure
 
 
-def _ratios(ax: Axes, shown: list[Gauge]) -> None:
+def _ratios(ax: Axes, shown: list[GaugeResult]) -> None:
     for place, gauge in enumerate(shown):
         low, high = gauge.limits[0], min(gauge.limits[1], 1e6)
         ax.plot([max(low, 1e-3), high], [place, place], color="0.85", lw=9, solid_capstyle="butt")
@@ -97,7 +99,7 @@ def _ratios(ax: Axes, shown: list[Gauge]) -> None:
     _finish(ax, shown, "length over the claimed noise")
 
 
-def _law(ax: Axes, shown: list[Gauge]) -> None:
+def _law(ax: Axes, shown: list[GaugeResult]) -> None:
     readings = [max(_over_limit(gauge), 1e-2) for gauge in shown]
     ax.axvline(1, color="0.6", lw=1)
     for place, (gauge, reading) in enumerate(zip(shown, readings, strict=True)):
@@ -106,14 +108,14 @@ def _law(ax: Axes, shown: list[Gauge]) -> None:
     _finish(ax, shown, "reading over its limit")
 
 
-def _over_limit(gauge: Gauge) -> float:
+def _over_limit(gauge: GaugeResult) -> float:
     """How far a reading lies from the middle of its limits, or from 0, over how far an honest one may."""
     low, high = gauge.limits
     middle = 0.0 if low == 0 else (low + high) / 2
     return max(abs(gauge.smallest - middle), abs(gauge.largest - middle)) / (high - middle)
 
 
-def _finish(ax: Axes, shown: list[Gauge], label: str) -> None:
+def _finish(ax: Axes, shown: list[GaugeResult], label: str) -> None:
     ax.set_yticks(range(len(shown)), [gauge.name for gauge in shown])
     ax.invert_yaxis()
     ax.set_xscale("log")
@@ -122,13 +124,13 @@ def _finish(ax: Axes, shown: list[Gauge], label: str) -> None:
     ax.set_xlabel(label)
 
 
-def section(fault: Signature, trial: Trial) -> str:
+def section(fault: Fault, trial: Trial) -> str:
     """The text of one fault."""
     likely = [found.title for found in likely_faults(trial.result)]
     return description(fault, trial.outcome, evidence(trial.result), likely)
 
 
-def description(fault: Signature, outcome: str, against: list[str], likely: list[str]) -> str:
+def description(fault: Fault, outcome: str, against: list[str], likely: list[str]) -> str:
     """The text of one fault, from the verdict, what speaks against the claim, and the titles of likely faults."""
     names = list(dict.fromkeys("layers gauge" if name.startswith("layer ") else name for name in against))
     gauges = [name.removesuffix(" gauge") for name in names if name.endswith(" gauge")]
@@ -139,7 +141,7 @@ def description(fault: Signature, outcome: str, against: list[str], likely: list
         "Rungs that refute the claim": ", ".join(rungs),
         "Gauges outside their limits": ", ".join(gauges),
         "Named as likely": "; ".join(likely),
-        "Remedy": fault.mend.removesuffix("."),
+        "Remedy": fault.fix.removesuffix("."),
     }
     listed = "\n".join(f"- **{name}:** {value}." for name, value in items.items() if value)
     alt = f"The ladder of adversaries and the gauges. Fault: {fault.title}"
@@ -165,7 +167,7 @@ def main() -> None:
     text = HEAD.replace(f"{BEGIN}\n{END}", f"{BEGIN}\n{table}\n{END}" if table else f"{BEGIN}\n{END}")
     text = text.replace("NOISE", f"{selftest_config(1).privacy.noise_multiplier:g}")
     with mpl.rc_context(STYLE | {"savefig.facecolor": "white"}):
-        for fault in SIGNATURES:
+        for fault in FAULTS:
             trial = try_fault(fault, 1)
             picture(trial).savefig(HERE / "faults" / f"{fault.name}.png", dpi=80, metadata={"Software": None})
             text += section(fault, trial)

@@ -20,6 +20,7 @@ from typing import Any
 import coalmine
 from coalmine.cli.run import run
 from coalmine.cli.run_settings import Setting
+from coalmine.evidence.gauges.gauge import Gauge, all_gauges
 from coalmine.report.sentences import GLOSSARY
 from coalmine.simulation import config
 from coalmine.simulation.config import RunConfig, task_defaults
@@ -232,6 +233,34 @@ def finding_rows(kind: str) -> str:
     return "\n".join(["| `code` | meaning | what to do |", "|---|---|---|", *lines])
 
 
+def gauge_tables() -> str:
+    """A section for each gauge: its question, its statistics, what they can do, and the faults that they see."""
+    return "\n\n".join(_gauge_section(gauge) for gauge in all_gauges())
+
+
+def _gauge_section(gauge: type[Gauge]) -> str:
+    rows = [
+        f"| `{one.name}{' NAME' * one.by_tensor}` | {_cell(one.meaning)} | {_cell(one.law)} "
+        f"| {'refute' if one.refutes else 'bar PASS'} |"
+        for one in gauge.statistics()
+    ]
+    advice = list(dict.fromkeys(text for one in gauge.statistics() for text in (one.advice, one.advice_above) if text))
+    faults = dict.fromkeys(fault.title for each in gauge.symptoms() for fault in each.always)
+    return "\n\n".join(
+        [
+            f"### {gauge.name[0].upper()}{gauge.name[1:]}",
+            inspect.cleandoc(gauge.__doc__ or ""),
+            "\n".join(["| statistic | measures | in an honest run | can |", "|---|---|---|---|", *rows]),
+            "Outside the limits:\n\n" + "\n".join(f"- {text}" for text in advice),
+            *([f"Known faults that always show here: {', '.join(faults)}."] if faults else []),
+        ]
+    )
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
 PARTS: dict[str, Callable[..., str]] = {
     "names": names_of,
     "modules": modules_of,
@@ -240,5 +269,6 @@ PARTS: dict[str, Callable[..., str]] = {
     "tasks": task_settings,
     "result": result_entries,
     "findings": finding_rows,
+    "gauges": gauge_tables,
     "glossary": glossary,
 }

@@ -18,8 +18,8 @@ from coalmine.log.rounds_file import RoundLog
 from coalmine.log.run_directory import RunDirectory
 from coalmine.log.shared_log import open_run
 from coalmine.log.single_writer import SingleWriterLock, refuse_copy
+from coalmine.measure.choice import measurer_of
 from coalmine.measure.layout import Layout, check_same
-from coalmine.measure.measurer import measurer_of
 from coalmine.measure.own_scores import Attack, OwnScores
 from coalmine.measure.ranks import Ranks, Reduce
 from coalmine.measure.round import Round

@@ -9,7 +9,7 @@ import pytest
 
 from coalmine.evidence import ladder as ladder_module
 from coalmine.evidence import views
-from coalmine.evidence.gauges import sketch_gauges
+from coalmine.evidence.gauges import gauged_rounds
 from coalmine.evidence.ladder import ladder
 from coalmine.log.rounds_file import RoundLog
 from coalmine.measure.round import Round
@@ -81,8 +81,8 @@ def test_a_result_of_four_times_the_rounds_takes_as_much_memory(tmp_path, monkey
     """It used to take 0.34 MB per round; a few hundred numbers per round remain."""
     monkeypatch.setattr(ladder_module, "SHARED", CANARIES * UNOBSERVED)
     monkeypatch.setattr(views, "SKETCH", 1 << 16)
-    monkeypatch.setattr(sketch_gauges, "COMPARED", 64)
-    monkeypatch.setattr(sketch_gauges, "BLOCK", 16)
+    monkeypatch.setattr(gauged_rounds, "COMPARED", 64)
+    monkeypatch.setattr(gauged_rounds, "BLOCK", 16)
     peaks = []
     for rounds in (100, 400):
         with closing(written_log(tmp_path / f"log{rounds}", rounds, others=True)) as log:
@@ -108,9 +108,9 @@ def brute_pairs(rows: np.ndarray, apart: int) -> tuple[np.ndarray, float, int]:
 
 @pytest.mark.parametrize("rounds", [1, 15, 16, 17, 50])
 def test_every_pair_of_rounds_is_compared_once(rounds, monkeypatch):
-    monkeypatch.setattr(sketch_gauges, "BLOCK", 16)
+    monkeypatch.setattr(gauged_rounds, "BLOCK", 16)
     rows = np.random.default_rng(rounds).standard_normal((rounds, 30)).astype(np.float32)
-    found = sketch_gauges.Pairs()
+    found = gauged_rounds.Pairs()
     for row in rows:
         found.add(row)
     for _ in range(2):  # a second call changes nothing
@@ -123,11 +123,11 @@ def test_every_pair_of_rounds_is_compared_once(rounds, monkeypatch):
 
 def test_with_very_many_rounds_only_the_latest_are_compared(monkeypatch):
     """A round is compared with at least COMPARED rounds before it, fewer than a block more."""
-    monkeypatch.setattr(sketch_gauges, "BLOCK", 16)
-    monkeypatch.setattr(sketch_gauges, "COMPARED", 48)
+    monkeypatch.setattr(gauged_rounds, "BLOCK", 16)
+    monkeypatch.setattr(gauged_rounds, "COMPARED", 48)
     rows = np.random.default_rng(0).standard_normal((400, 30)).astype(np.float32)
     rows[348] = rows[300]
-    found = sketch_gauges.Pairs()
+    found = gauged_rounds.Pairs()
     for row in rows:
         found.add(row)
     largest, _, pairs = found.results()
@@ -137,10 +137,10 @@ def test_with_very_many_rounds_only_the_latest_are_compared(monkeypatch):
 
 
 def test_only_the_wanted_rounds_are_compared_with_those_before(monkeypatch):
-    monkeypatch.setattr(sketch_gauges, "BLOCK", 16)
+    monkeypatch.setattr(gauged_rounds, "BLOCK", 16)
     rows = np.random.default_rng(1).standard_normal((50, 30)).astype(np.float32)
     wanted = [0, 3, 15, 16, 31, 40, 49]
-    found = sketch_gauges.Pairs()
+    found = gauged_rounds.Pairs()
     for number, row in enumerate(rows):
         found.add(row, compared=number in wanted)
     largest, squares, pairs = found.results()

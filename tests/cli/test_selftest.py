@@ -3,6 +3,8 @@ import re
 
 import pytest
 
+from resumed import statistics_of
+
 pytest.importorskip("torch")
 from in_process import called
 
@@ -64,7 +66,7 @@ def test_selftest_as_json():
     assert found[0]["likely"] == ["noise-reused"]
     assert found[0]["smallest_signal"] >= 1
     assert [margin["by"] for margin in found[0]["margins"]] == found[0]["caught_by"]
-    gauges = found[0]["result"]["gauges"]
+    gauges = statistics_of(found[0]["result"])
     by = {margin["by"]: (margin["reading"], margin["limit"]) for margin in found[0]["margins"]}
     assert by["repeat gauge"] == (gauges["repeat"]["largest"], gauges["repeat"]["limits"][1])
     assert by["difference gauge"] == (gauges["difference"]["smallest"], gauges["difference"]["limits"][0])

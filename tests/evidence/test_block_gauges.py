@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from coalmine import Audit, mechanism_epsilon
-from coalmine.evidence.gauges.block_gauges import BlockReader
+from coalmine.evidence.gauges.gauge_reader import GaugeReader
 from coalmine.evidence.views import RoundViews
 from coalmine.measure.round import Round
 from coalmine.measure.settings import checked_settings
@@ -104,7 +104,7 @@ def test_gauges_keep_their_false_positive_rate(sizes):
     parts = np.repeat([size // settings.chunks for size in sizes], settings.chunks)
     alarms = {"parts of blocks": 0, "shared blocks": 0}
     for _ in range(runs):
-        reader = BlockReader(settings)
+        reader = GaugeReader(settings, 5)
         for number in range(1, 6):
             item = replace(
                 Round(number=number, noise_std=2.0),
@@ -112,7 +112,7 @@ def test_gauges_keep_their_false_positive_rate(sizes):
                 block_sketches=rng.normal(size=len(sizes) * settings.sketch).astype(np.float32),
             )
             reader.add(RoundViews(item, None, None, None, None))
-        for gauge in reader.gauges(level):
+        for gauge in reader.results(level):
             alarms[gauge.name] += gauge.status == "low"
     most = level + 3 * math.sqrt(level * (1 - level) / runs)
     assert all(0 < count <= most * runs for count in alarms.values()), alarms

@@ -10,8 +10,10 @@ from scipy import stats
 from weak_coordinates import power
 
 from coalmine import Audit, BandedNoise, RunDirectory, TreeNoise
-from coalmine.evidence.gauges.coordinate_gauge import CoordinateReader
+from coalmine.evidence.gauges.coordinates import Coordinates
+from coalmine.evidence.gauges.gauge import LEVEL
 from coalmine.evidence.gauges.gauge_reader import read_gauges
+from coalmine.evidence.gauges.gauged_rounds import GaugedRounds
 from coalmine.evidence.views import RoundViews
 from coalmine.measure.coordinate_sums import CoordinateSums, Reading
 from coalmine.verification import verify_run
@@ -255,10 +257,10 @@ def test_more_chance_hits_than_the_level_allows_are_a_warning_with_true_limits()
     settings = train(rounds=1).settings
     for count in range(0, 200, 3):
         reading = replace(last_reading(train(rounds=2)), counts=(count // 10, count))
-        reader = CoordinateReader(settings)
+        reader = Coordinates(GaugedRounds(settings, 1))
         item = replace(next(iter(train(rounds=1).log.rounds())), law_coordinates=reading.to_array())
         reader.add(RoundViews(item, None, None, None, None))
-        gauge = {each.name: each for each in reader.gauges()}["weak coordinates"]
+        gauge = {each.name: each for each in reader.results(LEVEL)}["weak coordinates"]
         assert (gauge.status == "ok") == (gauge.smallest <= gauge.limits[1])
         assert gauge.noise_left is None or 0 < gauge.noise_left < 1
         assert math.isfinite(gauge.limits[1])
@@ -278,7 +280,7 @@ def test_sums_on_a_device_are_those_of_the_host(coarse, monkeypatch):
         sums = CoordinateSums.of_vector(settings, b"key")
         with monkeypatch.context() as patched:
             patched.setattr("coalmine.measure.coordinate_sums.is_on_device", lambda vector, name=name: name != "numpy")
-            patched.setattr("coalmine.measure.coordinate_sums.is_device_jax", lambda vector, name=name: name == "jax")
+            patched.setattr("coalmine.canaries.rotation_jax.on_cpu", lambda array: False)
             for number, (row, other) in enumerate(zip(rows, others, strict=True), start=1):
                 release = (row + 10 * other).astype(np.float16).astype(np.float32) if coarse else row + other
                 assert sums.add(number, 0, kind(row), kind(release), others=kind(other))

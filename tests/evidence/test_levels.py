@@ -1,6 +1,5 @@
 """The ledger of levels: every test that can refute a true claim is in it, and they add up to at most 1 % of runs."""
 
-import ast
 from collections import Counter
 from pathlib import Path
 
@@ -11,8 +10,12 @@ from coalmine import Audit, FixedSize, Poisson, RandomAllocation, Shuffled
 from coalmine.estimators import sampler_tests
 from coalmine.estimators.sampler_tests import read_sampler
 from coalmine.evidence import levels
-from coalmine.evidence.gauges import coordinate_gauge, gauge, gauge_reader
+from coalmine.evidence.gauges import gauge, gauge_reader
+from coalmine.evidence.gauges.coordinates import Coordinates
+from coalmine.evidence.gauges.gauge import all_statistics, gauge_of
 from coalmine.evidence.gauges.gauge_reader import GaugeReader
+from coalmine.evidence.gauges.gaussian import Gaussian
+from coalmine.evidence.gauges.subspace import Subspace
 from coalmine.evidence.views import read_log
 from coalmine.verdict import alarm, claim_context, level_ledger, rung_claim
 from coalmine.verdict.findings.amplified import Accounting
@@ -23,6 +26,7 @@ from coalmine.verdict.outcome import VIOLATION
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "explanation" / "verdicts.md"
+REFUTING = {each: each.refutes for each in all_statistics().values() if each.refutes}
 START, END = "<!-- levels -->\n", "<!-- end of levels -->"
 
 
@@ -45,13 +49,13 @@ def test_the_tests_use_the_levels_of_the_ledger():
     assert by_code["bound"] == pytest.approx(claim_context.BOUND_LEVEL)
     assert pytest.approx(1 - claim_context.BOUND_LEVEL / 5) == rung_claim.BOUND_CONFIDENCE
     assert by_code["round"] == pytest.approx(rung_claim.SCAN_LEVEL)
-    assert by_code["gauge"] == pytest.approx(gauge.LEVEL * sum(levels.PROOFS.values()))
+    assert by_code["gauge"] == pytest.approx(gauge.LEVEL * sum(REFUTING.values()))
     assert by_code["sampler"] == pytest.approx(sampler_tests.LEVEL * levels.SAMPLER_TESTS)
-    assert (GaugeReader.gauges.__defaults__ or ())[0] == gauge.LEVEL == gauge_reader.LEVEL  # type: ignore[attr-defined]
+    assert (GaugeReader.results.__defaults__ or ())[0] == gauge.LEVEL == gauge_reader.LEVEL  # type: ignore[attr-defined]
     alarms = {", ".join(entry.codes): entry.level for entry in level_ledger.ALARM_LEDGER}
     assert alarms["evidence"] == alarm.EVIDENCE_LEVEL
     assert alarms["gauge, round"] == pytest.approx(
-        alarm.GAUGE_LEVEL * (sum(levels.PROOFS.values()) - coordinate_gauge.PROOFS + 1)
+        alarm.GAUGE_LEVEL * (sum(share for one, share in REFUTING.items() if gauge_of(one) is not Coordinates) + 1)
     )
     assert alarms["sampler"] == pytest.approx(alarm.SAMPLER_LEVEL * levels.SAMPLER_TESTS)
 
@@ -64,37 +68,16 @@ def test_every_code_of_a_violation_is_in_the_ledger():
     assert {each.code for each in refuting if not issubclass(each, certain)} == listed
 
 
-def test_every_gauge_that_can_prove_missing_noise_is_in_the_ledger():
-    """From the source: the names of all gauges whose status can be "low"."""
-    proving, others = set(), set()
-    for path in (ROOT / "src" / "coalmine" / "evidence" / "gauges").glob("*_gauges.py"):
-        tree = ast.parse(path.read_text())
-        for function in [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]:
-            for call in [node for node in ast.walk(function) if _is_call(node, "Gauge")]:
-                arguments = {one.arg: one.value for one in call.keywords}  # type: ignore[attr-defined]
-                status = arguments.get("status")
-                if isinstance(status, ast.Name):  # a variable of this function
-                    values = [node.value for node in ast.walk(function) if _assigns(node, status.id)]  # type: ignore[attr-defined]
-                    status = ast.Tuple(values)
-                low = status is not None and "'low'" in ast.unparse(status)
-                (proving if low else others).add(ast.unparse(arguments["name"]))
-    written = {"name": {"noise", "difference", "residual", "neighbours", "shared draws"}, "f'layer {name}'": {"layers"}}
-    names = set().union(*(written.get(name) or {ast.literal_eval(name)} for name in proving))
-    assert names | {"coordinates"} == set(levels.PROOFS)
-    assert levels.PROOFS["coordinates"] == coordinate_gauge.PROOFS
-    assert {"'shape'", "'rank'", "'tails'"} < others  # these only bar a PASS
-
-
-def _calls(path, name):
-    return [node for node in ast.walk(ast.parse(path.read_text())) if _is_call(node, name)]
-
-
-def _is_call(node, name):
-    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == name
-
-
-def _assigns(node, name):
-    return isinstance(node, ast.Assign) and any(isinstance(one, ast.Name) and one.id == name for one in node.targets)
+def test_a_statistic_without_a_share_of_the_level_cannot_prove_missing_noise():
+    """So the ledger, which adds the shares up, has every statistic that can be "low"."""
+    bars = {each for each in all_statistics().values() if not each.refutes}
+    assert {Gaussian.KURTOSIS, Gaussian.TAILS, Subspace.RANK} < bars
+    for each in all_statistics().values():
+        if each in bars:
+            with pytest.raises(AssertionError):
+                each.result(0.5, limits=(0.9, 1.1), noise_left=0.5)
+        else:
+            assert each.result(0.5, limits=(0.9, 1.1), noise_left=0.5).status == "low"
 
 
 @pytest.mark.parametrize("scheme", [Poisson(0.2, 40), FixedSize(20, 100, 40), RandomAllocation(10, 4), Shuffled(10, 4)])
@@ -124,11 +107,10 @@ def test_an_honest_gauge_proves_missing_noise_no_more_often_than_its_share():
             audit.observe_round(number, total, present=present, others=others, noise_std=1.0, clip_norm=1.0)
         reader = GaugeReader(audit.settings, 3)
         read_log(audit.log, audit.settings, reader)
-        names = {each.name for each in reader.gauges(level) if each.status == "low"}
-        low.update({"layers" if name.startswith("layer ") else name for name in names})
+        low.update({each.statistic for each in reader.results(level) if each.status == "low"})
     assert len(low) >= 5
-    for name, share in levels.PROOFS.items():
-        assert low[name] / runs <= share * level + 4 * np.sqrt(0.25 / runs), name
+    for each, share in REFUTING.items():
+        assert low[each] / runs <= share * level + 4 * np.sqrt(0.25 / runs), each.name
 
 
 def table():

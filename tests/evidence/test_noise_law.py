@@ -6,13 +6,11 @@ import torch
 from scipy import stats
 from scipy.fft import next_fast_len
 
-from coalmine.evidence.gauges.law_gauges import (
-    _agreement,
-    _cell_probabilities,
-    _shifted,
-    anscombe_glynn,
-    repeated_share,
-)
+from coalmine import Audit
+from coalmine.evidence.gauges.gauged_rounds import GaugedRounds
+from coalmine.evidence.gauges.gaussian import _cell_probabilities, anscombe_glynn
+from coalmine.evidence.gauges.repetition import Repetition, _agreement
+from coalmine.evidence.gauges.shared_draws import repeated_share
 from coalmine.measure.noise_law import (
     CELL,
     CELLS,
@@ -187,4 +185,6 @@ def test_torch_and_numpy_give_the_same_measurements():
 def test_rounds_without_largest_values_are_not_compared():
     """An edited log may hold none."""
     rounds = [Round(number=number, law_peaks=np.zeros(0, np.int32)) for number in (1, 2)]
-    assert _shifted(rounds, 100, 1e-4).status == "ok"
+    settings = Audit(100, canaries=10, seed=1, delta=1e-5).settings
+    gauge = Repetition(GaugedRounds(settings, 2))
+    assert gauge._shifted(rounds, 100, 1e-4).status == "ok"

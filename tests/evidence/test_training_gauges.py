@@ -2,11 +2,13 @@ import numpy as np
 import pytest
 
 from coalmine import Audit
-from coalmine.evidence.gauges.gauge import GRADIENT, MOVED, SIGNAL, TRAINED
-from coalmine.evidence.gauges.training_gauges import ALL_NOISE, FEWEST_ROUNDS
+from coalmine.evidence.gauges.training import ALL_NOISE, FEWEST_ROUNDS, Training
 from coalmine.log.rounds_file import WithoutOthers
 from coalmine.verification import verify_run
 
+GRADIENT, MOVED, SIGNAL, TRAINED = (
+    each.name for each in (Training.GRADIENT, Training.MOVED, Training.SIGNAL, Training.TRAINED)
+)
 LAYERS = [("embedding", 1_200), ("lora_A", 500), ("lora_B", 300)]
 DIM = 2_000
 STD = 0.01  # of the noise in a release

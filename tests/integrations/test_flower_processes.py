@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 from requires import require
 
+from resumed import statistics_of
+
 require("flwr")
 require("sklearn")
 from flower_processes import Processes, environment  # noqa: E402
@@ -93,7 +95,7 @@ def test_a_deployment_survives_a_node_killed_in_mid_round(tmp_path):
     assert result["missed"]["missing"] + result["missed"]["failed"] >= 1
     assert result["rounds"] + result["skipped_rounds"] == done + 2
     assert "the audit missed something" in log
-    assert done + 1 in result["gauges"]["residual"]["flagged"]  # noise for three replies, average over two
+    assert done + 1 in statistics_of(result)["residual"]["flagged"]  # noise for three replies, average over two
     assert result["verdict"] != "PASS"  # the claim is for five rounds: how many ran decides whether it is refuted
     assert_verifies(home)
 

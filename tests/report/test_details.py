@@ -6,9 +6,9 @@ import json
 import pytest
 from runs import make_run
 
-from coalmine.evidence.gauges.gauge import Gauge
+from coalmine.evidence.gauges.gauge import GaugeResult, statistic_of
 from coalmine.report import read_run
-from coalmine.report.advice import GAUGE_ADVICE, gauge_steps
+from coalmine.report.advice import gauge_steps
 from coalmine.report.brief import brief
 from coalmine.report.details import client_exposure, details, figures, folded_line, gauge_lines
 from coalmine.report.markdown import markdown
@@ -137,8 +137,9 @@ def test_trainer_notes_are_shown_and_small_groups_share_one_line(run):
 
 
 def gauge(name, status):
-    return Gauge(
-        name=name, smallest=0.5, largest=0.6, limits=(0.9, 1.1), flagged=(3, 4),
+    statistic, part = statistic_of(name)
+    return GaugeResult(
+        statistic=statistic, part=part, smallest=0.5, largest=0.6, limits=(0.9, 1.1), flagged=(3, 4),
         status=status, noise_left=0.55 if status == "low" else None,
     )  # fmt: skip
 
@@ -157,7 +158,6 @@ def gauge(name, status):
         (("residual", "pooled residual"), "low", "less noise than stated"),
         (("repeat", "repeat of any"), "low", "seeded again in every round"),
         (("layer a", "layer b"), "low", "The noise is missing or too small there"),
-        (("a gauge of tomorrow",), "warning", "It measures: a gauge of tomorrow"),
     ],
 )
 def test_a_gauge_outside_its_limits_has_advice(run, names, status, words):
@@ -167,13 +167,8 @@ def test_a_gauge_outside_its_limits_has_advice(run, names, status, words):
     assert all(name.removeprefix("layer ") in step for name in names)
     assert "rivacy does not suffer" not in step
     line = next(gauge_lines(result))
-    assert line.startswith(f"gauge {names[0]}: 0.5 … 0.6, outside 0.9 … 1.1 in 2 rounds ({status})")
+    assert f"{names[0]} 0.5 … 0.6, outside 0.9 … 1.1 in 2 rounds ({status})" in line
     assert ("at most 0.55 of the stated noise is left" in line) == (status == "low")
-
-
-def test_every_gauge_of_a_run_has_advice(run):
-    names = {each.name for each in run.result.gauges if not each.name.startswith("layer ")}
-    assert names <= set(GAUGE_ADVICE)
 
 
 def test_tensors_within_their_limits_are_folded_away(run):
@@ -190,4 +185,4 @@ def test_tensors_within_their_limits_are_folded_away(run):
     assert "| layer head.bias |" in text
     assert "200 of 201 tensors are within their limits: block0.weight, block1.weight" in text
     assert len(text.splitlines()) < 100
-    assert "gauges of 200 layers, all within their limits: 0.5 … 0.6" in details(result)
+    assert "200 layers, all within their limits: 0.5 … 0.6" in details(result)

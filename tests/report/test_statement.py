@@ -148,7 +148,7 @@ def test_a_contradicted_assumption_is_marked_as_contradicted(runs):
 def test_missing_noise_contradicts_the_size_of_the_noise(tmp_path):
     run = make_run(tmp_path / "run", canaries=60)
     result = stored(run)
-    result["gauges"]["pooled residual"] |= {"status": "low", "flagged": [1]}
+    result["gauges"]["length"]["statistics"]["pooled residual"] |= {"status": "low", "flagged": [1]}
     (run / "result.json").write_text(json.dumps(result))
     item = read_statement(run).items["accounting.noise_level"]
     assert (item.basis, item.value) == ("observed", False)

@@ -6,7 +6,8 @@ from aggregators import DELTA, clip, multiplier, noised_mean, noised_sum
 
 from coalmine import Claim
 from coalmine.evidence.gauges.gauge import LEVEL as GAUGE_LEVEL
-from coalmine.evidence.gauges.gauge import Gauge
+from coalmine.evidence.gauges.gauge import GaugeResult
+from coalmine.evidence.gauges.length import Length
 from coalmine.evidence.stated_noise import StatedNoise
 from coalmine.testing import check_private
 from coalmine.testing.call_plan import CERTAIN
@@ -94,5 +95,7 @@ def test_a_gauge_proves_missing_noise_only_if_less_than_the_stated_noise_is_left
         RunFacts(delta=DELTA, planned=None, presentations=1, stated=stated),
         None,
     )
-    gauge = Gauge(name="residual", smallest=0.9, largest=1.1, limits=(0.95, 1.05), status="low", noise_left=left)
+    gauge = GaugeResult(
+        statistic=Length.RESIDUAL, smallest=0.9, largest=1.1, limits=(0.95, 1.05), status="low", noise_left=left
+    )
     assert proves(gauge, context) == proved

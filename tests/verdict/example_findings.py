@@ -12,7 +12,7 @@ VALUES = {float: 0.5, int: 3, str: "some words", bool: True, tuple[float, float]
 
 def example(cls: type[F], **facts: Any) -> F:
     """A finding of this class. Facts that are not given, and that it cannot do without, have a value of their type."""
-    named: dict[str, Any] = {"seen": "clumped"}
+    named: dict[str, Any] = {"seen": "clumped", "gauge": "pooled residual"}
     if cls is LessThanStated:
         named["refuted"] = example(MeanTooHigh)
     hints = get_type_hints(cls)

@@ -15,6 +15,7 @@ from coalmine.verdict.findings.gauges import LongResidual, NoiseRemovable, Outsi
 from coalmine.verdict.findings.noise import LessThanStated, MeanTooHigh
 from coalmine.verdict.findings.power import PowerHidden, PowerOutOfReach
 from coalmine.verdict.verdict import Verdict
+from literal_words import words_in
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "coalmine"
@@ -110,7 +111,7 @@ def test_no_other_module_compares_or_makes_a_code():
         f"{path.relative_to(SOURCE)}:{line} {code}"
         for path in SOURCE.rglob("*.py")
         if "findings" not in path.parts[len(SOURCE.parts) :]
-        for line, code in _codes_in(ast.parse(path.read_text(encoding="utf-8")))
+        for line, code in words_in(ast.parse(path.read_text(encoding="utf-8")), CODES, "code")
     ]
     assert found == []
 
@@ -126,33 +127,7 @@ read(values["power"], {"power": 1})
 match verdict.code:
     case "short": pass
 """
-    codes = sorted(code for _, code in _codes_in(ast.parse(text)))
+    codes = sorted(code for _, code in words_in(ast.parse(text), CODES, "code"))
     assert codes == sorted(
         ["constant", "gauge", "mean", "power", "range", "sampler not observed", "short", "uneven", "weak"]
     )
-
-
-def _codes_in(tree):
-    """The codes in all places where a string is taken for one, with their lines."""
-    for node in ast.walk(tree):
-        for place in _places(node):
-            yield from ((part.lineno, part.value) for part in ast.walk(place) if _literal(part) in CODES)  # type: ignore[attr-defined]
-
-
-def _places(node):
-    """What is compared with a code, or given to one; the keys of a table by code; and any code of several words."""
-    if isinstance(node, ast.Compare):
-        return [node] if "code" in ast.unparse(node) else []
-    if isinstance(node, ast.keyword):
-        return [node.value] if (node.arg or "").endswith("code") else []
-    if isinstance(node, ast.Assign):
-        return [node.value] if any(ast.unparse(name).endswith("code") for name in node.targets) else []
-    if isinstance(node, ast.Match):
-        return [case.pattern for case in node.cases] if "code" in ast.unparse(node.subject) else []
-    if isinstance(node, ast.Dict):
-        return [key for key in node.keys if key] if len(node.keys) > 1 and {*map(_literal, node.keys)} <= CODES else []
-    return [node] if _literal(node) in CODES and " " in node.value else []
-
-
-def _literal(node):
-    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else None

@@ -189,7 +189,7 @@ def test_a_gauge_that_fails_reads_outside_its_limits(audits):
         reader = GaugeReader(audit.settings, len(audit.log.numbers))
         read_log(audit.log, audit.settings, reader)
         for level in (1e-4, 0.05, 0.5):
-            for gauge in reader.gauges(level):
+            for gauge in reader.results(level):
                 if gauge.status != "ok":
                     failed[gauge.name] += 1
                     inside = gauge.limits[0] <= gauge.smallest and gauge.largest <= gauge.limits[1]

@@ -8,13 +8,14 @@ import click
 
 from coalmine.cli.options import JSON, Command, Verbosity
 from coalmine.cli.output import print_json, print_table, progress_bar, shown_number
-from coalmine.known_faults import SIGNATURES, Signature, likely_faults
+from coalmine.evidence.faults import FAULTS, HONEST, Fault
+from coalmine.known_faults import likely_faults
 
 if TYPE_CHECKING:
     from coalmine.result.audit_result import AuditResult
     from coalmine.simulation.faults import Margin, Trial
 
-NAMES = [fault.name for fault in SIGNATURES]
+NAMES = [fault.name for fault in FAULTS]
 
 
 @click.command(cls=Command)
@@ -41,7 +42,7 @@ def selftest(verbosity: Verbosity, names: tuple[str, ...], seeds: int, as_json: 
     """
     from coalmine.simulation.faults import evidence, is_caught, margins, try_fault
 
-    chosen = [fault for fault in SIGNATURES if not names or fault.name in names]
+    chosen = [fault for fault in FAULTS if not names or fault.name in names]
     trials: list[Trial] = []
     with progress_bar("selftest", total=len(chosen) * seeds, hidden=verbosity.quiet) as advance:
         for fault in chosen:
@@ -49,7 +50,7 @@ def selftest(verbosity: Verbosity, names: tuple[str, ...], seeds: int, as_json: 
                 trials.append(try_fault(fault, seed))
                 advance()
     missed = [trial for trial in trials if trial.fault.detectable and not trial.caught]
-    false = [trial for trial in trials if trial.fault.name == "honest" and trial.outcome == "VIOLATION"]
+    false = [trial for trial in trials if trial.fault is HONEST and trial.outcome == "VIOLATION"]
     if as_json:
         print_json([_as_dict(trial, margins(trial.result), margins(trial.blind)) for trial in trials])
         return int(bool(missed or false))
@@ -82,13 +83,13 @@ def _summary(by: list[str]) -> str:
     return ", ".join(names)
 
 
-def _silence(fault: Signature, by: list[str], blind: bool) -> str:
+def _silence(fault: Fault, by: list[str], blind: bool) -> str:
     """Why nothing was detected; for an undetectable fault the reason is printed even next to a false alarm."""
     if fault.reason:
         return f"cannot be detected: {fault.reason}"
     if by:
         return ""
-    if fault.name == "honest":
+    if fault is HONEST:
         return "nothing, as expected"
     return "not detected without `others`" if blind else "MISSED"
 

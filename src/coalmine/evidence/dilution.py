@@ -17,11 +17,10 @@ import numpy as np
 from scipy.special import stdtrit
 
 from coalmine.argument_checks import Floats
-from coalmine.evidence.gauges.gauge import LEVEL, Gauge
+from coalmine.evidence.levels import GAUGE_LEVEL
 from coalmine.evidence.views import RoundViews
 from coalmine.measure.settings import Settings
 
-NAME = "canaries in the release"
 MATERIAL = 0.05  # share of the canaries' contribution below which a difference does not matter
 SMALLEST = 1e-3  # of the noise: smaller products with `others` are rounding errors
 
@@ -34,13 +33,13 @@ class CanaryShare(NamedTuple):
     presentations: int
     dof: float
 
-    def reach(self, level: float = LEVEL) -> float:
-        """The distance from 1 that a correct run exceeds with probability `level`."""
-        return self.error * -float(stdtrit(self.dof, level / 2))
+    def limit(self, level: float = GAUGE_LEVEL) -> float:
+        """The distance from 1 that matters, and that a correct run exceeds with a probability of at most `level`."""
+        return max(self.error * -float(stdtrit(self.dof, level / 2)), MATERIAL)
 
-    def is_off(self, level: float = LEVEL) -> bool:
+    def is_off(self, level: float = GAUGE_LEVEL) -> bool:
         """Whether canaries are missing from the releases, or in them more than once."""
-        return abs(self.share - 1) > max(self.reach(level), MATERIAL)
+        return abs(self.share - 1) > self.limit(level)
 
 
 class DilutionReader:
@@ -81,21 +80,6 @@ class DilutionReader:
     def repeated(self) -> CanaryShare | None:
         """The share at later presentations. Valid if chance decides in each round which canaries are in it."""
         return self._repeated.share(self._settings)
-
-    def gauge(self, level: float = LEVEL) -> Gauge | None:
-        """The share at first presentations as a gauge; a correct run fails it with probability `level`."""
-        measured = self.first
-        if measured is None:
-            return None
-        reach = max(measured.reach(level), MATERIAL)
-        return Gauge(
-            name=NAME,
-            smallest=measured.share,
-            largest=measured.share,
-            limits=(1 - reach, 1 + reach),
-            status="warning" if measured.is_off(level) else "ok",
-            values=np.array([measured.share]),
-        )
 
 
 class _Sums:

@@ -15,24 +15,4 @@ ALARM_TOTAL = 0.0025
 EVIDENCE_LEVEL = 0.002  # of the scores, at any time
 ALARM_GAUGE_LEVEL = 3.5e-5  # of each gauge that can prove a violation, and of single rounds, over all looks
 ALARM_SAMPLER_LEVEL = 4e-5 / 16  # of each test of the sampler, over all looks
-
-# Gauges that can prove too little noise, and the share of a gauge's level that this takes: half if it is two-sided.
-PROOFS = {
-    "noise": 1.0,
-    "difference": 1.0,
-    "residual": 0.5,
-    "pooled residual": 0.5,
-    "layers": 0.5,  # all of them together
-    "parts of blocks": 0.5,
-    "repeat": 1.0,
-    "repeat of any": 1.0,
-    "grid": 1.0,
-    "spectrum": 1.0,
-    "neighbours": 1.0,
-    "shared draws": 1.0,
-    "repeated values": 1.0,
-    "shared blocks": 1.0,
-    "coordinates": 0.25,  # and weak coordinates: both together
-}
-NOT_IN_ALARM = ("coordinates",)
 SAMPLER_TESTS = 10  # most tests of one scheme that an honest sampler can fail

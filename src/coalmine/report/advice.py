@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from coalmine.evidence.gauges.gauge import LAYER, Gauge
+from coalmine.evidence.gauges.gauge import GaugeResult
 from coalmine.known_faults import likely_faults
 from coalmine.report.brief import CLAIM_FIRST
 from coalmine.report.stored_run import Run
@@ -14,85 +14,6 @@ from coalmine.verdict.findings.missing import NothingClaimed
 from coalmine.verdict.findings.noise import StatedTooLittle
 from coalmine.verdict.verdict import Verdict
 
-LESS_NOISE = (
-    "There is less noise than stated. Compare the standard deviation of the sampled noise with the noise multiplier "
-    "times the clip norm, in the units of the released sum."
-)
-LONG_RESIDUAL = (
-    "The residual is longer than the stated noise: `others` is incomplete, or there is more noise than stated, or a clip "
-    "does not bound every update. Check that `others` holds every real client of the round, with the weights and the "
-    "server learning rate of the round. A client missing from `others` could hide missing noise, so this rules out a PASS."
-)
-NOT_GAUSSIAN = (
-    "The noise is not Gaussian. Find out which sampler produces it. Look for uniform or Laplace noise, for truncated "
-    "draws, and for sums of too few uniform numbers."
-)
-ONE_DRAW = (
-    "One draw is used for several coordinates. Look for a PRNG key or a seed that is used twice, for example one key for "
-    "all layers, and for noise that is tiled or broadcast."
-)
-FOLLOWS = (
-    "The noise is larger where updates are larger, so it reveals them and protects small values less. Look for noise that "
-    "is multiplied by the updates, or scaled coordinate by coordinate after it is drawn."
-)
-COMES_BACK = (
-    "The residual of one round resembles that of another. Look for a generator that is seeded again in every round, or a "
-    "PRNG key that is not split. Clients that are missing from `others` have the same effect."
-)
-WEAK = (
-    "Some coordinates get less noise than the rest of their tensor, round after round. Look for a mask, for rows or columns "
-    "that are scaled, and for noise that is drawn for a part of a tensor. A note of the result names the tensor."
-)
-GAUGE_ADVICE = {
-    "noise": LESS_NOISE,
-    "residual": LESS_NOISE,
-    "pooled residual": LESS_NOISE,
-    "difference": "Rounds differ less than they would with fresh noise. Look for noise that is too small, or for a "
-    "generator that is seeded again in every round.",
-    "dilution": "The real updates are far longer than the noise and hide the canaries from known-round. Pass `others`.",
-    "repeat": COMES_BACK,
-    "repeat of any": COMES_BACK,
-    "rank": "The noise lies in a subspace, so some directions get none. Look for noise that is drawn in fewer dimensions "
-    "and then projected, and for one draw that is repeated over many coordinates.",
-    "others": "`others` is not what the round summed. Pass the clipped sum of the real clients, divided by the same n and "
-    "multiplied by the same server learning rate as model_delta.",
-    "shape": NOT_GAUSSIAN,
-    "distribution": NOT_GAUSSIAN,
-    "tails": NOT_GAUSSIAN,
-    "noise follows others": FOLLOWS,
-    "noise follows canaries": FOLLOWS,
-    "coordinates": WEAK,
-    "weak coordinates": WEAK,
-    "bare coordinates": "Some coordinates get next to no noise. Look for a mask, for frozen or padded parameters, and for "
-    "tensors that skip the step that adds noise.",
-    "grid": "The noise takes few values, and the release lies on a finer grid, so an attacker can subtract the noise. Look "
-    "for noise that is rounded, quantised or drawn as integers before it is added.",
-    "spectrum": ONE_DRAW,
-    "neighbours": ONE_DRAW,
-    "shared draws": ONE_DRAW,
-    "repeated values": ONE_DRAW,
-    "canaries in the release": "The release does not hold the canaries that `others` leaves out. Check that every canary "
-    "that is reported as present is added to the sum once, and that `others` is the real clients' sum.",
-    "shifted repeat": "The same noise appears in two rounds at different positions. Look for noise that is cut from a "
-    "buffer that was filled once, and draw fresh noise in every round. Clients that are missing from `others` have the "
-    "same effect.",
-    "parts of blocks": "The noise is not equally strong in all parts of the model. Look for a rank or a tensor that adds "
-    "noise of another size, or none, and check that all ranks scale their noise in the same way.",
-    "shared blocks": "Two parts of the model get the same noise, or noise from the round before. Seed each rank's generator "
-    "differently, and draw fresh noise for every shard.",
-    "layers moved": "Some weights did not change during training. Check that the optimizer holds the parameters of this "
-    "model, that they require gradients, and that the learning rate is above 0.",
-    "layers with a gradient": "Some layers received noise but no gradient. Check that the loss depends on them. To keep "
-    "them fixed, freeze them before the training is made private.",
-    "signal by layer": "Some layers were updated by noise alone. Check that their gradients do not vanish, and that the "
-    "clip norm is not far above the gradients' lengths.",
-    "rounding": "The release is rounded too coarsely to see the noise. Pass model_delta before it is rounded.",
-}
-LOW_LAYERS = "The noise is missing or too small there. Add noise to every released tensor, including buffers."
-LONG_LAYERS = (
-    "The residual is longer than the stated noise there: `others` is incomplete in these tensors, or they get more noise "
-    "than stated. A missing part of `others` could hide missing noise, so this rules out a PASS."
-)
 MOST_NAMED = 6  # tensors or gauges in one step
 
 
@@ -122,24 +43,15 @@ def next_steps(run: Run) -> list[str]:
 
 def gauge_steps(result: AuditResult) -> list[str]:
     """One step for each cause: the gauges outside their limits that point to it, and where to look."""
-    grouped: dict[str, list[Gauge]] = {}
+    grouped: dict[str, list[GaugeResult]] = {}
     for gauge in result.gauges:
         if gauge.status != "ok":
-            grouped.setdefault(gauge_advice(gauge), []).append(gauge)
+            grouped.setdefault(gauge.advice, []).append(gauge)
     return [f"{_list_names(gauges)}: {advice}" for advice, gauges in grouped.items()]
 
 
-def gauge_advice(gauge: Gauge) -> str:
-    """The likely cause of a gauge outside its limits, and where to look."""
-    if gauge.name.startswith(LAYER):
-        return LOW_LAYERS if gauge.status == "low" else LONG_LAYERS
-    if gauge.name in ("residual", "pooled residual") and gauge.status == "warning":
-        return LONG_RESIDUAL
-    return GAUGE_ADVICE.get(gauge.name, f"It measures: {gauge.meaning}. An honest run stays within its limits.")
-
-
-def _list_names(gauges: Sequence[Gauge]) -> str:
-    layers = [gauge.name.removeprefix(LAYER) for gauge in gauges if gauge.name.startswith(LAYER)]
+def _list_names(gauges: Sequence[GaugeResult]) -> str:
+    layers = [gauge.part for gauge in gauges if gauge.part]
     if layers:
         more = f" and {len(layers) - MOST_NAMED} more" if len(layers) > MOST_NAMED else ""
         return f"Tensor{'s' * (len(layers) > 1)} {', '.join(layers[:MOST_NAMED])}{more}"
@@ -183,7 +95,7 @@ def _after_violation(result: AuditResult, verdict: Verdict) -> list[str]:
     if isinstance(verdict.finding, AccountedAboveClaim | SamplerAboveClaim | StatedTooLittle):
         return [*steps, verdict.finding.advice()]
     faults = likely_faults(result)
-    steps += [f"Likely: {fault.title}. {fault.meaning} {fault.mend}" for fault in faults]
+    steps += [f"Likely: {fault.title}. {fault.meaning} {fault.fix}" for fault in faults]
     if not faults and not low:
         steps.append(verdict.finding.advice())
     return steps

@@ -146,7 +146,7 @@ def next_step(result: AuditResult) -> str:
     explained = isinstance(verdict.finding, AccountedAboveClaim | SamplerAboveClaim | StatedTooLittle)
     if verdict.outcome == VIOLATION and not explained and (faults := likely_faults(result)):
         titles = "; or ".join(fault.title for fault in faults[:MOST_FAULTS])
-        mend = f" {faults[0].mend}" if len(faults) == 1 else ""
+        mend = f" {faults[0].fix}" if len(faults) == 1 else ""
         return f"Do not release this model. Likely: {titles}.{mend}"
     return ("Do not release this model. " if verdict.outcome == VIOLATION else "") + verdict.finding.advice()
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from coalmine.argument_checks import count_of
-from coalmine.evidence.gauges.gauge import LAYER, Gauge
+from coalmine.evidence.gauges.gauge import GaugeResult, by_gauge
 from coalmine.report.advice import gauge_steps
 from coalmine.report.brief import short_power
 from coalmine.report.table_rows import folded_rows, ladder_table, row_warnings, top_row
@@ -118,31 +118,33 @@ def claim_basis(result: AuditResult) -> str:
 
 def tensor_names(result: AuditResult) -> list[str]:
     """The names of the tensors that have their own gauge."""
-    return [gauge.name.removeprefix(LAYER) for gauge in result.gauges if gauge.name.startswith(LAYER)]
+    return [gauge.part for gauge in result.gauges if gauge.part]
 
 
 def gauge_lines(result: AuditResult) -> Iterator[str]:
-    """A line for each gauge, with advice for those outside their limits; many tensors within theirs share one line."""
-    fine = [gauge for gauge in result.gauges if gauge.name.startswith(LAYER) and gauge.status == "ok"]
-    merged = fine if len(fine) > MOST_NAMED else []
-    yield from (_gauge_line(gauge) for gauge in result.gauges if gauge not in merged)
-    if merged:
-        span = min(gauge.smallest for gauge in merged), max(gauge.largest for gauge in merged)
-        yield f"gauges of {len(merged)} layers, all within their limits: {format_interval(span)}"
+    """A line for each gauge with its statistics, then advice. Many tensors within their limits are counted."""
+    for gauge, results in by_gauge(result.gauges).items():
+        fine = [each for each in results if each.part and each.status == "ok"]
+        merged = fine if len(fine) > MOST_NAMED else []
+        texts = [_reading(each) for each in results if each not in merged]
+        if merged:
+            span = min(each.smallest for each in merged), max(each.largest for each in merged)
+            texts.append(f"{len(merged)} layers, all within their limits: {format_interval(span)}")
+        yield f"gauge {gauge.name}: {'; '.join(texts)}"
     yield from gauge_steps(result)
 
 
-def _gauge_line(gauge: Gauge) -> str:
+def _reading(gauge: GaugeResult) -> str:
     span = format_number(gauge.smallest)
     if gauge.smallest != gauge.largest:
         span += f" … {format_number(gauge.largest)}"
     if gauge.status == "ok":
-        return f"gauge {gauge.name}: {span}"
+        return f"{gauge.name} {span}"
     where = f" in {count_of(len(gauge.flagged), 'round')}" if gauge.flagged else ""
     left = (
-        "" if gauge.noise_left is None else f"; at most {format_number(gauge.noise_left)} of the stated noise is left"
+        "" if gauge.noise_left is None else f", at most {format_number(gauge.noise_left)} of the stated noise is left"
     )
-    return f"gauge {gauge.name}: {span}, outside {format_interval(gauge.limits)}{where} ({gauge.status}){left}"
+    return f"{gauge.name} {span}, outside {format_interval(gauge.limits)}{where} ({gauge.status}){left}"
 
 
 def folded_line(result: AuditResult) -> str:

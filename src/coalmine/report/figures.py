@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from coalmine.argument_checks import printable
-from coalmine.evidence.gauges.gauge import Gauge
+from coalmine.evidence.gauges.gauge import GaugeResult
 from coalmine.evidence.ladder import RUNGS, Scores
 from coalmine.evidence.unknown_round import RUNG as UNKNOWN_ROUND
 from coalmine.evidence.unknown_round import LossFit
@@ -237,7 +237,7 @@ def _gauges_picture(run: Run) -> Picture | None:
     if run.rounds is None:
         return None
     by_round = [gauge for gauge in run.gauges if _has_value_per_round(gauge, len(run.rounds.kept))]
-    gauges = sorted(by_round, key=lambda gauge: (gauge.status == "ok", gauge.name.startswith("layer ")))[:MOST_GAUGES]
+    gauges = sorted(by_round, key=lambda gauge: (gauge.status == "ok", bool(gauge.part)))[:MOST_GAUGES]
     if not gauges:
         return None
     numbers, rows = [item.number for item in run.rounds.kept], (len(gauges) + 1) // 2
@@ -271,7 +271,7 @@ def _gauges_picture(run: Run) -> Picture | None:
     )
 
 
-def _has_value_per_round(gauge: Gauge, rounds: int) -> bool:
+def _has_value_per_round(gauge: GaugeResult, rounds: int) -> bool:
     """Whether a gauge has one value for each round, or for each but the first, in the units of its limits."""
     values = gauge.values[~np.isnan(gauge.values)]
     if values.size < 2 or gauge.values.size not in (rounds - 1, rounds):  # some have a value for each pair of rounds

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from coalmine.argument_checks import one_line
-from coalmine.evidence.gauges.gauge import LAYER
 from coalmine.report.advice import next_steps
 from coalmine.report.brief import answers
 from coalmine.report.details import claim_basis, client_exposure, figures, folded_line, tensor_names
@@ -143,9 +142,10 @@ def _gauges_section(result: AuditResult) -> list[str]:
     """A table of all gauges; tensors within their limits are only listed by name."""
     if not result.gauges:
         return []
-    tensors_ok = [gauge for gauge in result.gauges if gauge.name.startswith(LAYER) and gauge.status == "ok"]
+    tensors_ok = [gauge for gauge in result.gauges if gauge.part and gauge.status == "ok"]
     cells = [
         [
+            gauge.gauge.name,
             gauge.name,
             format_number(gauge.smallest),
             format_number(gauge.largest),
@@ -155,9 +155,9 @@ def _gauges_section(result: AuditResult) -> list[str]:
         for gauge in result.gauges
         if gauge not in tensors_ok
     ]
-    parts = [_table(["gauge", "smallest", "largest", "limits", "status"], cells)] if cells else []
+    parts = [_table(["gauge", "statistic", "smallest", "largest", "limits", "status"], cells)] if cells else []
     if tensors_ok:
-        names = ", ".join(gauge.name.removeprefix(LAYER) for gauge in tensors_ok)
+        names = ", ".join(gauge.part for gauge in tensors_ok)
         parts.append(
             escape_markdown(
                 f"{len(tensors_ok)} of {len(tensor_names(result))} tensors are within their limits: {names}"

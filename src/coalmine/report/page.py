@@ -18,7 +18,6 @@ from importlib import resources
 from pathlib import PurePath
 from typing import Any
 
-from coalmine.evidence.gauges.gauge import LAYER
 from coalmine.report import plots
 from coalmine.report.advice import next_steps
 from coalmine.report.brief import answers
@@ -78,7 +77,7 @@ def run_page(run: Run, live: "LivePage | None" = None) -> str:
     """The page of one run. With `live`, the alarm is on top and the page reloads itself."""
     result, words, tensors = run.result, Words.of(run.result), tensor_names(run.result)
     meanings = {name: value for name, value, _ in figures(result) if not math.isnan(value)}
-    tensors_ok = [gauge for gauge in result.gauges if gauge.name.startswith(LAYER) and gauge.status == "ok"]
+    tensors_ok = [gauge for gauge in result.gauges if gauge.part and gauge.status == "ok"]
     main = main_rows(result)
     return _render(
         "run.html",

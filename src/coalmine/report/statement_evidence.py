@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from coalmine.argument_checks import one_line
-from coalmine.evidence.gauges.gauge import Gauge
+from coalmine.evidence.gauges.gauge import GaugeResult
 from coalmine.report.sentences import ATTACKERS, participation_words, percent
 from coalmine.report.statement_item import (
     OBSERVED,
@@ -103,7 +103,7 @@ def _power_item(result: AuditResult) -> Item:
     return make_item(key, label, text, power)
 
 
-def _gauges_item(gauges: tuple[Gauge, ...]) -> Item:
+def _gauges_item(gauges: tuple[GaugeResult, ...]) -> Item:
     key, label = "evidence.gauges", "gauges of the noise"
     if not gauges:
         return make_item(key, label, "none: the rounds lack the inputs of the gauges")

@@ -4,12 +4,11 @@ Every number comes from result.json or from the facts file. This module only put
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
 from coalmine.argument_checks import short_repr as quoted
 from coalmine.estimators.correlated import TreeNoise
 from coalmine.estimators.mechanism import mechanism_epsilon
-from coalmine.evidence.gauges.gauge import LAYER
 from coalmine.report.statement_item import (
     OBSERVED,
     OPERATOR,
@@ -79,8 +78,6 @@ ASSUMPTIONS = {  # by audited item: label, and the assumption as a sentence
     "weights": ("weights", "Nobody counts for more than a canary."),
     "tensors": ("tensors", "Every tensor gets its noise."),
 }
-LENGTH_GAUGES = ("noise", "residual", "pooled residual", "difference", "parts of blocks")
-OTHER_GAUGES = ("dilution", "others", "rounding")  # these test no assumption of the accounting
 
 
 def guarantee_items(sources: Sources) -> Iterator[Item]:
@@ -270,16 +267,10 @@ def _assumption_item(sources: Sources, name: str, label: str, sentence: str) -> 
 
 def _contradicted_by(result: AuditResult, name: str) -> str:
     """The evidence of the audit against an assumption; empty if there is none."""
-    is_relevant: dict[str, Callable[[str], bool]] = {
-        "noise level": lambda gauge: gauge in LENGTH_GAUGES,
-        "noise law": lambda gauge: not (gauge in (*LENGTH_GAUGES, *OTHER_GAUGES) or gauge.startswith(LAYER)),
-        "tensors": lambda gauge: gauge.startswith(LAYER),
-    }
     item = audited_item(result, name)
     if item is not None and item.status == "failed":
         return item.detail
-    outside = [gauge.name for gauge in result.gauges if gauge.status != "ok"]
-    outside = list(filter(is_relevant[name], outside)) if name in is_relevant else []
+    outside = [each.name for each in result.gauges if each.status != "ok" and each.contradicts == name]
     if outside:
         return f"these gauges are outside their limits: {', '.join(outside)}"
     verdict = result.legs.get("noise", result.verdict)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from coalmine.estimators.gaussian_fit import EpsilonEstimate
 from coalmine.estimators.literature.literature_row import LiteratureRow
-from coalmine.evidence.gauges.gauge import Gauge
+from coalmine.evidence.gauges.gauge import GaugeResult
 from coalmine.evidence.gauges.gauge_reader import GaugeReader, read_gauges
 from coalmine.evidence.ladder import LadderReader, Scores, ladder
 from coalmine.evidence.literature import published_rows
@@ -37,7 +37,7 @@ Part = TypeVar("Part")
 class _Readings(NamedTuple):
     scores: list[Scores]
     estimates: dict[str, list[tuple[int, EpsilonEstimate]]]
-    gauges: list[Gauge]
+    gauges: list[GaugeResult]
     views: list[View]
     residual: bool
 
@@ -88,7 +88,7 @@ class Run:
         return self._readings.estimates
 
     @property
-    def gauges(self) -> list[Gauge]:
+    def gauges(self) -> list[GaugeResult]:
         """The gauges of the result, with their values in each round from the log; empty without a log.
 
         In a long run, gauges that compare rounds have no value (NaN) for rounds that the picture leaves out.
@@ -125,7 +125,7 @@ class Run:
         if (
             self.finished
         ):  # an unfinished run's result was derived from the log, so its gauges already have their values
-            read = read_gauges(self.rounds.as_log, result.settings, compared) if thinned else gauge_reader.gauges()
+            read = read_gauges(self.rounds.as_log, result.settings, compared) if thinned else gauge_reader.results()
             values = {gauge.name: gauge.values for gauge in read}
             gauges = [replace(gauge, values=values[gauge.name]) for gauge in gauges if gauge.name in values]
         return _Readings(scores, epsilon_reader.estimates, gauges, views_reader.views, views_reader.residual)
@@ -202,7 +202,7 @@ def _number(value: Any) -> float | None:
     return float(value) if is_number else None
 
 
-def _rounds_to_compare(numbers: list[int], gauges: Iterable[Gauge]) -> set[int]:
+def _rounds_to_compare(numbers: list[int], gauges: Iterable[GaugeResult]) -> set[int]:
     """The rounds that the picture of a gauge shows: as many as fit, and all in which a gauge is outside its limits."""
     return {numbers[place] for place in plots.spread(len(numbers))}.union(*(gauge.flagged for gauge in gauges))
 

@@ -10,7 +10,7 @@ from typing import Any
 from coalmine.estimators.gaussian_fit import EpsilonEstimate
 from coalmine.estimators.intervals import Interval
 from coalmine.estimators.mechanism import mechanism_noise
-from coalmine.evidence.gauges.gauge import Gauge
+from coalmine.evidence.gauges.gauge import GaugeResult, by_gauge, status_of
 from coalmine.evidence.unknown_round import LossFit
 from coalmine.log.commitment import SCHEMA_VERSION
 from coalmine.log.run_directory import RunDirectory
@@ -144,7 +144,7 @@ class AuditResult:
     rounds: int
     skipped: int
     adversaries: dict[str, Adversary]
-    gauges: tuple[Gauge, ...]
+    gauges: tuple[GaugeResult, ...]
     analytical_epsilon: float | None = None
     claim: Claim | None = None
     clients: int | None = None
@@ -233,7 +233,14 @@ class AuditResult:
             "legs": {name: leg.to_dict() for name, leg in self.legs.items()},
             "headline": None if self.headline is None else self.headline.to_dict(),
             "audited": {item.name: item.to_dict() for item in self.audited},
-            "gauges": {gauge.name: gauge.to_dict() for gauge in self.gauges},
+            "gauges": {
+                gauge.name: {
+                    "question": gauge.question(),
+                    "status": status_of(results),
+                    "statistics": {each.name: each.to_dict() for each in results},
+                }
+                for gauge, results in by_gauge(self.gauges).items()
+            },
             "adversaries": {name: adversary.to_dict() for name, adversary in self.adversaries.items()},
             "notes": list(self.log_notes),
         }

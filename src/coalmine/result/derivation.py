@@ -8,9 +8,7 @@ import numpy as np
 
 from coalmine.argument_checks import nonnegative_array, one_number, short_repr, whole_number
 from coalmine.estimators.sampling import FixedSize, Poisson
-from coalmine.evidence.dilution import DilutionReader
 from coalmine.evidence.gauges.gauge_reader import GaugeReader
-from coalmine.evidence.gauges.training_gauges import TrainingReader
 from coalmine.evidence.ladder import LadderReader, Scores, presented_times
 from coalmine.evidence.noise_schedule import NoiseSchedule
 from coalmine.evidence.noise_signal import NoiseSignal
@@ -66,15 +64,13 @@ def derive_result(
     claim = read_claim(claim, settings, max(log.numbers, default=0))
     schedule = NoiseSchedule.of(log.observed, settings)
     rung_reader, gauge_reader = LadderReader(log, settings), GaugeReader(settings, len(log.numbers), final=log.final)
-    stated, facts, training = StatedReader(settings), CoverageReader(), TrainingReader(settings)
+    stated, facts = StatedReader(settings), CoverageReader()
     sampled = _sampled(claim, log, settings, schedule)
     hidden, why = _unknown_rounds(log, settings, sampled, schedule)
     alarms = AlarmReader(settings, claim) if watched and claim is not None else None
-    dilution = DilutionReader(settings)
-    more_readers = [dilution, *(reader for reader in (hidden, alarms) if reader is not None)]
-    read_log(log, settings, rung_reader, gauge_reader, stated, facts, training, *more_readers)
-    in_release = dilution.gauge()
-    gauges = [*gauge_reader.gauges(), *([] if in_release is None else [in_release]), *training.gauges(log.final)]
+    more_readers = [reader for reader in (hidden, alarms) if reader is not None]
+    read_log(log, settings, rung_reader, gauge_reader, stated, facts, *more_readers)
+    gauges = gauge_reader.results()
     unknown = None if hidden is None else hidden.reading()
     rungs = _in_order(rung_reader.scores(log.final), unknown)
     run = replace(_run_facts(log, settings, stated, clients), vouched=others_complete, schedule=schedule)
@@ -96,7 +92,7 @@ def derive_result(
         verdict = verdict if verdict is not None and verdict.outcome == VIOLATION else alarm.verdict
         notes.append(str(alarm))
     verdict = _without_pass(verdict, audited)
-    notes += [*gauge_reader.notes(), *training.notes(log.final)]
+    notes += gauge_reader.notes()
     notes += _one_look(log, settings, verdict, alarm)
     adversaries, more, small_groups = _adversaries(rungs, by_rung, unknown, settings)
     notes += more
@@ -125,7 +121,7 @@ def derive_result(
         ),
         audited=audited_items(
             facts,
-            settings,
+            gauge_reader.rounds,
             gauges,
             unobserved=max((settings.rounds or max(log.numbers, default=0)) - len(log.numbers), 0),
             participations=None if claim is None else claim.participations,

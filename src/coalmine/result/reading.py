@@ -1,13 +1,13 @@
 """Reads a result from result.json: the inverse of `AuditResult.to_dict`, which refuses contradictions."""
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from msgspec import convert
 
 from coalmine.argument_checks import short_repr
-from coalmine.evidence.gauges.gauge import Gauge
+from coalmine.evidence.gauges.gauge import GaugeResult, Status, statistic_of
 from coalmine.measure.settings import Settings
 from coalmine.result.audit_result import (
     CLAIM_FIELDS,
@@ -60,7 +60,7 @@ def _result_of(values: Mapping[str, Any]) -> AuditResult:
         rounds=convert(values["rounds"], int),
         skipped=convert(values["skipped_rounds"], int),
         adversaries={str(name): _adversary(str(name), _mapping(entry)) for name, entry in adversaries.items()},
-        gauges=tuple(_gauge(str(name), _mapping(entry)) for name, entry in _mapping(values["gauges"]).items()),
+        gauges=tuple(_gauge_results(_mapping(values["gauges"]))),
         analytical_epsilon=_maybe(values["analytical_epsilon"]),
         claim=claim,
         clients=convert(values["clients"], int | None),
@@ -167,16 +167,20 @@ def _row(row: Mapping[str, Any]) -> Row:
     return convert(shaped | {"estimate": whole}, Row)
 
 
-def _gauge(name: str, gauge: Mapping[str, Any]) -> Gauge:
-    return Gauge(
-        name=name,
-        smallest=_number(gauge["smallest"]),
-        largest=_number(gauge["largest"]),
-        limits=_two(gauge["limits"]),
-        flagged=convert(gauge["flagged"], tuple[int, ...]),
-        status=convert(gauge["status"], Literal["ok", "low", "warning"]),
-        noise_left=_maybe(gauge["noise_left"]),
-    )
+def _gauge_results(gauges: Mapping[str, Any]) -> Iterator[GaugeResult]:
+    for gauge in gauges.values():
+        for name, entry in _mapping(_mapping(gauge)["statistics"]).items():
+            values, (statistic, part) = _mapping(entry), statistic_of(str(name))
+            yield GaugeResult(
+                statistic=statistic,
+                part=part,
+                smallest=_number(values["smallest"]),
+                largest=_number(values["largest"]),
+                limits=_two(values["limits"]),
+                flagged=convert(values["flagged"], tuple[int, ...]),
+                status=convert(values["status"], Status),
+                noise_left=_maybe(values["noise_left"]),
+            )
 
 
 def _headline(top: Mapping[str, Any]) -> Headline:

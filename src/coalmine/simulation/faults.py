@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from coalmine.estimators.mechanism import mechanism_epsilon
-from coalmine.evidence.gauges.gauge import Gauge
-from coalmine.known_faults import SIGNATURES, Signature, likely_faults
+from coalmine.evidence.faults import FAULTS, Fault
+from coalmine.evidence.gauges.gauge import GaugeResult
+from coalmine.known_faults import likely_faults
 from coalmine.log.rounds_file import WithoutOthers
 from coalmine.result.audit_result import AuditResult
 from coalmine.result.derivation import derive_result
@@ -30,7 +31,7 @@ from coalmine.verdict.claim import Claim
 class Trial:
     """One run with a fault, and the audit's result on the analytical claim, with and without knowledge of the others."""
 
-    fault: Signature
+    fault: Fault
     seed: int
     claim: float
     result: AuditResult
@@ -83,7 +84,7 @@ def margins(result: AuditResult) -> list[Margin]:
     return rungs + [_gauge_margin(gauge) for gauge in result.gauges if gauge.status != "ok"]
 
 
-def _gauge_margin(gauge: Gauge) -> Margin:
+def _gauge_margin(gauge: GaugeResult) -> Margin:
     """The gauge's reading outside its limits. If a ratio is both too low and too high, the low reading is the proof.
 
     All rounds together can prove that noise is missing even if no single round does. Then the reading is the share of the
@@ -128,7 +129,7 @@ def selftest_config(seed: int) -> RunConfig:
     )
 
 
-def try_fault(fault: Signature, seed: int) -> Trial:
+def try_fault(fault: Fault, seed: int) -> Trial:
     """Train with the fault and audit the analytical claim."""
     config = selftest_config(seed)
     config = replace(config, engine=config.engine.resolved())
@@ -438,7 +439,7 @@ STEPS: dict[str, Callable[[], Steps]] = {
     "clip-forgotten-at-scale-1": lambda: Steps(clip=_no_clipping),
     "weighted-mean-declared": _weighted_by_mean,
 }
-assert set(STEPS) == {signature.name for signature in SIGNATURES}
+assert set(STEPS) == {fault.name for fault in FAULTS}
 
 RUN_FAULTS = {  # for `coalmine run --fault`: faults that any run can have
     "halved-noise": "noise-over-2",
@@ -450,5 +451,5 @@ RUN_FAULTS = {  # for `coalmine run --fault`: faults that any run can have
 def steps_with(fault: str) -> Steps:
     """The steps of a run with one of `RUN_FAULTS`, which its result names."""
     name = RUN_FAULTS[fault]
-    title = next(each.title for each in SIGNATURES if each.name == name)
+    title = next(each.title for each in FAULTS if each.name == name)
     return replace(STEPS[name](), note=f"this run has a fault on purpose: {title}")

@@ -3,7 +3,9 @@
 import math
 from dataclasses import dataclass
 
-from coalmine.known_faults import evidence_of
+from coalmine.evidence.gauges.gauge import gauge_of
+from coalmine.evidence.gauges.repetition import Repetition
+from coalmine.known_faults import evidence_of_gauges
 from coalmine.result.audit_result import AuditResult
 from coalmine.testing.tested_mechanism import Mechanism
 from coalmine.verdict.findings.canaries import ShortCanaries
@@ -14,45 +16,10 @@ from coalmine.verdict.outcome import Outcome
 
 APART = 4.0  # standard errors by which two measured norms must differ
 UNCLIPPED = 50.0  # ratio of the measured norms at 1,000 and 10 clip norms: 100 without clipping, 1 with it
-REPEAT = (
+REPEATED = (
     "the noise of one call is repeated in another, in whole or in part. Draw new noise in every call: seed the generator "
     "once, outside. If the noise is meant to be correlated, declare it with noise=…"
 )
-# Evidence, as in audit.signatures, and the fault that it points to; the first match counts.
-LAW_FAULTS: list[tuple[set[str], str]] = [
-    (
-        {"grid", "few values"},
-        "the noise takes few values, and the sum does not. Round both or neither",
-    ),
-    (
-        {"repeat"},
-        "the same noise is repeated in another call. Draw new noise in every call: seed the generator once, outside",
-    ),
-    (
-        {"bare coordinates", "low layer", "lone layer"},
-        "some coordinates have no noise. Add noise to every coordinate that is released",
-    ),
-    (
-        {"repeated values"},
-        "the same random number is used more than once. Draw one for each coordinate, anew in every call",
-    ),
-    ({"rank"}, "the noise lies in a subspace. Draw independent noise for every coordinate"),
-    (
-        {"noise follows canaries", "noise follows others"},
-        "the noise is larger where updates are larger. Add noise of the same std to every coordinate",
-    ),
-    (
-        {"heavy tails"},
-        "the noise has heavier tails than a Gaussian, as Laplace noise has, or its std differs between coordinates. Draw it "
-        "from one Gaussian: the accounting holds for no other law",
-    ),
-    (
-        {"light tails"},
-        "the noise has lighter tails than a Gaussian, as uniform or truncated noise has. Draw it from a Gaussian: the "
-        "accounting holds for no other law",
-    ),
-    ({"distribution"}, "the noise is not Gaussian. Draw it from a Gaussian: the accounting holds for no other law"),
-]
 
 
 @dataclass(frozen=True)
@@ -120,12 +87,11 @@ def likely_fault(mechanism: Mechanism, pattern: str, result: AuditResult, readin
             "lost. Clip each client's update by itself"
         )
     if mechanism.noise is None and not _is_bare(long):
-        evidence = evidence_of(result)
-        if isinstance(verdict.finding, GaugeReading) and verdict.finding.gauge in ("repeat", "repeat of any"):
-            return REPEAT
-        for words, fault in LAW_FAULTS:
-            if evidence & words:
-                return fault
+        if isinstance(verdict.finding, GaugeReading) and gauge_of(verdict.finding.statistic) is Repetition:
+            return REPEATED
+        causes = [symptom for symptom in evidence_of_gauges(result) if symptom.cause]
+        if causes:
+            return max(causes, key=lambda symptom: symptom.precedence).cause
     return _too_little_noise(mechanism, readings[pattern]) if refuted else None
 
 

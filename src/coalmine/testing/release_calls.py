@@ -12,9 +12,11 @@ from scipy.special import chdtrc
 from coalmine.argument_checks import Floats
 from coalmine.audit import Audit
 from coalmine.estimators.mechanism import mechanism_epsilon, mechanism_noise
-from coalmine.evidence.gauges.gauge import LEVEL, Gauge
+from coalmine.evidence.gauges.gauge import LEVEL, GaugeResult
 from coalmine.evidence.gauges.gauge_reader import GaugeReader
-from coalmine.evidence.gauges.sketch_gauges import Pairs, repeated_rounds
+from coalmine.evidence.gauges.gauged_rounds import Pairs
+from coalmine.evidence.gauges.repetition import Repetition
+from coalmine.evidence.gauges.subspace import Subspace
 from coalmine.evidence.ladder import LadderReader
 from coalmine.evidence.noise_signal import NoiseSignal
 from coalmine.evidence.stated_noise import StatedReader
@@ -36,8 +38,6 @@ Progress = Callable[[int, int], None]
 CREDIBLE_STDS = 3.0  # standard errors by which the canaries' measured norm may differ from that of a sum or a mean
 DETECTED_STDS = 5.0  # standard errors below which the canaries get more calls
 CONFIDENCE = 0.95
-# Gauges that fail on a rounded release once the untested clients are subtracted from it.
-GRID_GAUGES = ("grid", "repeated values", "coordinates", "weak coordinates")
 TINY = np.finfo(float).tiny
 STEADY_LEVEL = 1e-6  # that a steady contribution of the canaries is taken for a changing one
 MOST_KEPT = 20_000  # most coordinates of each call that are compared between calls
@@ -144,13 +144,13 @@ class ReleaseTrials:
         self._made[pattern.name].pop()  # it is only compared with the other calls
         self._numbers[pattern.name].pop()
 
-    def repeats(self) -> tuple[Gauge, Gauge]:
+    def repeats(self) -> tuple[GaugeResult, GaugeResult]:
         """The gauges of repeated noise, over all calls in order, whatever their updates."""
         compared = Pairs()
         for row in self._rests:
             compared.add(row)
-        repeat, rank = repeated_rounds(compared, list(range(1, len(self._rests) + 1)), self._dof, LEVEL)
-        return repeat, rank
+        numbers = list(range(1, len(self._rests) + 1))
+        return Repetition.of_pairs(compared, numbers, self._dof, LEVEL), Subspace.of_pairs(compared, self._dof)
 
     @property
     def _dof(self) -> float:
@@ -296,13 +296,13 @@ class ReleaseTrials:
                 stated=stated.stated_noise(),
                 vouched=True,
             )
-            verdict, _, _ = judge(self._mechanism.claim, scores, self._fair(pattern, gauges.gauges()), run)
+            verdict, _, _ = judge(self._mechanism.claim, scores, self._fair(pattern, gauges.results()), run)
         return verdict
 
-    def _fair(self, pattern: Pattern, gauges: list[Gauge]) -> list[Gauge]:
-        """The gauges, without those of a grid if the release lies on one: subtracting clients from it hides that."""
+    def _fair(self, pattern: Pattern, gauges: list[GaugeResult]) -> list[GaugeResult]:
+        """The gauges, without those that see a grid if the release lies on one: subtracting clients from it hides that."""
         if any(resolution_of(call.vector) for call in self._made[pattern.name]):
-            return [gauge for gauge in gauges if gauge.name not in GRID_GAUGES]
+            return [gauge for gauge in gauges if not gauge.statistic.sees_grids]
         return gauges
 
     def result(self, pattern: Pattern) -> AuditResult:

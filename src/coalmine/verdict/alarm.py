@@ -16,7 +16,7 @@ from scipy.special import ndtr
 from coalmine.estimators.amplification import amplified_noise
 from coalmine.estimators.sequential import RunningEvidence, spent_level
 from coalmine.evidence import levels
-from coalmine.evidence.gauges.gauge import Gauge
+from coalmine.evidence.gauges.gauge import GaugeResult
 from coalmine.evidence.gauges.gauge_reader import GaugeReader
 from coalmine.evidence.noise_schedule import EQUAL, counted_strengths
 from coalmine.evidence.noise_signal import NoiseSignal
@@ -37,9 +37,7 @@ from coalmine.verdict.rung_claim import stated_too_little
 from coalmine.verdict.verdict import Verdict
 
 EVIDENCE_LEVEL = levels.EVIDENCE_LEVEL
-GAUGE_LEVEL = (
-    levels.ALARM_GAUGE_LEVEL
-)  # level of each of the twelve gauges that can prove a violation, and of the test of single rounds
+GAUGE_LEVEL = levels.ALARM_GAUGE_LEVEL  # of each statistic that can prove a violation, and of the test of single rounds
 SAMPLER_LEVEL = levels.ALARM_SAMPLER_LEVEL  # level of each test of the sampler
 APART = 1.25  # the next look at the gauges comes at this multiple of the rounds at the last one
 MANY_ROUNDS = 4096  # fewest rounds to plan for: short sketches are enough, since every look compares them
@@ -104,7 +102,7 @@ class AlarmReader:
         self._looker: RoundViewBuilder | None = None
         self._states_noise = True
         self._follows_schedule = True
-        self._gauges = GaugeReader(settings, max(settings.rounds or 0, MANY_ROUNDS))
+        self._gauges = GaugeReader(settings, max(settings.rounds or 0, MANY_ROUNDS), proofs_only=True)
         self._stated = StatedReader(settings)
         self._entries: list[Entry] = []
         loosely = replace(claim, epsilon=min(ROUNDED * claim.epsilon, LARGEST_CLAIM))  # printed claims are rounded
@@ -262,7 +260,7 @@ class AlarmReader:
         self._looks, self._next_look = self._looks + 1, max(count + 1, math.ceil(APART * count))
         if self.alarm is not None or not self._follows_schedule:
             return
-        gauges = self._gauges.gauges(spent_level(GAUGE_LEVEL, self._looks), proofs_only=True)
+        gauges = self._gauges.results(spent_level(GAUGE_LEVEL, self._looks))
         context = self._context(self._claim, gauges=gauges)
         proofs = [gauge for gauge in gauges if proves(gauge, context)]
         if proofs:
@@ -284,7 +282,7 @@ class AlarmReader:
         if isinstance(found, SamplerAboveClaim) and found.p_value < spent_level(SAMPLER_LEVEL, self._looks):
             self._raise(Verdict(finding=found, part=SAMPLING))
 
-    def _context(self, claim: Claim, gauges: list[Gauge] | None = None) -> ClaimContext:
+    def _context(self, claim: Claim, gauges: list[GaugeResult] | None = None) -> ClaimContext:
         settings, sampled = self._settings, self._sampled
         run = RunFacts(
             delta=settings.delta,

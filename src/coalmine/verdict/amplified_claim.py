@@ -16,7 +16,7 @@ from coalmine.estimators.amplification import amplified_epsilon, amplified_noise
 from coalmine.estimators.mechanism import mechanism_epsilon
 from coalmine.estimators.sampler_tests import SamplerReading, rate_power, read_sampler
 from coalmine.estimators.sampling import FixedSize, Poisson, RandomAllocation, Sampling, largest_exposure
-from coalmine.evidence.gauges.gauge import Gauge
+from coalmine.evidence.gauges.gauge import GaugeResult
 from coalmine.evidence.ladder import Scores
 from coalmine.evidence.noise_schedule import NoiseSchedule
 from coalmine.evidence.unknown_round import RUNG
@@ -302,7 +302,7 @@ def divides_by_participants(cohorts: Sequence[int | None], clip_norms: Sequence[
 def judge_sampled(
     sampled: SampledClaim,
     rungs: list[Scores],
-    gauges: list[Gauge],
+    gauges: list[GaugeResult],
     run: RunFacts,
     log: RoundLog,
     settings: Settings,

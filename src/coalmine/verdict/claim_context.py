@@ -10,7 +10,9 @@ from coalmine.estimators.amplification import amplified_epsilon
 from coalmine.estimators.mechanism import mechanism_epsilon, mechanism_noise
 from coalmine.estimators.sampling import Sampling
 from coalmine.evidence import levels
-from coalmine.evidence.gauges.gauge import Gauge
+from coalmine.evidence.gauges.gauge import GaugeResult, Results
+from coalmine.evidence.gauges.length import Length
+from coalmine.evidence.gauges.others import Others
 from coalmine.evidence.ladder import Scores
 from coalmine.evidence.noise_schedule import NoiseSchedule
 from coalmine.evidence.stated_noise import RoundScores, StatedNoise
@@ -54,12 +56,13 @@ class RunFacts:
 def context_of(
     claim: Claim,
     rungs: list[Scores],
-    gauges: list[Gauge],
+    gauges: list[GaugeResult],
     run: RunFacts,
     sampled: tuple[float, Sampling] | None,
 ) -> "ClaimContext":
     """What every rung and gauge is judged by; arguments as for `judge`."""
-    strongest = None
+    strongest, results = None, Results(gauges)
+    residual, others = results.of(Length.RESIDUAL), results.outside(Others.OTHERS)
     if run.correlated:
         strengths = [s.largest_strength for s in rungs if s.largest_strength is not None]
         strongest = max(strengths, default=(claim.sensitivity or 1.0) ** 2)
@@ -77,9 +80,9 @@ def context_of(
         max(run.presentations, times or 1),
         strongest,
         run,
-        noise_seen=max((float(np.median(gauge.values)) for gauge in gauges if gauge.name == "residual"), default=1.0),
-        shortest=min((gauge.smallest for gauge in gauges if gauge.name == "residual"), default=1.0),
-        others_wrong=next((g.largest for g in gauges if g.name == "others" and g.status != "ok"), None),
+        noise_seen=1.0 if residual is None else float(np.median(residual.values)),
+        shortest=1.0 if residual is None else residual.smallest,
+        others_wrong=None if others is None else others.largest,
         sampling=None if sampled is None else sampled[1],
     )
 

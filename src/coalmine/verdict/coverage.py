@@ -8,8 +8,14 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
 from coalmine.argument_checks import count_of, short_repr
-from coalmine.evidence.gauges.gauge import Gauge
-from coalmine.evidence.gauges.sketch_gauges import rank_power
+from coalmine.evidence.gauges.gauge import GaugeResult, Results, all_gauges
+from coalmine.evidence.gauges.gauged_rounds import GaugedRounds
+from coalmine.evidence.gauges.gaussian import Gaussian
+from coalmine.evidence.gauges.grid import Grid
+from coalmine.evidence.gauges.layers import Layers
+from coalmine.evidence.gauges.length import Length
+from coalmine.evidence.gauges.others import Others
+from coalmine.evidence.gauges.shared_draws import SharedDraws
 from coalmine.evidence.views import RoundViews
 from coalmine.measure.settings import Settings
 from coalmine.verdict.findings.amplified import Picks
@@ -26,9 +32,6 @@ ITEMS = (
     "sampler",
     "participations",
     "others",
-)
-VISIBLE_RANK = (
-    10.0  # standard deviations by which noise in half of the dimensions must move the rank gauge to be detected
 )
 NAMED = 12  # most tensors that a sentence names
 
@@ -90,8 +93,8 @@ def checked_items(audited: Iterable[AuditedItem]) -> tuple[AuditedItem, ...]:
 
 def audited_items(
     facts: CoverageReader,
-    settings: Settings,
-    gauges: Sequence[Gauge],
+    rounds: GaugedRounds,
+    gauges: Sequence[GaugeResult],
     *,
     unobserved: int,
     participations: int | None,
@@ -104,18 +107,16 @@ def audited_items(
 
     `unobserved` is the number of rounds that the audit did not observe, `sampling` the sampling leg of an amplified claim.
     """
-    names = {gauge.name for gauge in gauges}
-    if any(gauge.name == "rounding" and gauge.status != "ok" for gauge in gauges):
-        names.add("coarse")
+    results = Results(gauges)
     own = [
-        _level(facts, names, unobserved),
-        _law(facts, names, settings),
+        _level(facts, results, unobserved),
+        _law(results, rounds),
         _clipping(facts),
         AuditedItem("weights", "not checked", "the canaries weigh what the pipeline gave them"),
-        _tensors(facts, names, settings),
+        _tensors(results, rounds.settings),
         _sampler(sampling),
         _participations(participations, planned, presentations, sampling),
-        _others(facts, names),
+        _others(facts, results),
     ]
     items = {item.name: replace(item, source="audit") for item in own}
     tested = items["sampler"].status == "checked"
@@ -123,51 +124,34 @@ def audited_items(
     return tuple(items[name] for name in ITEMS)
 
 
-def _level(facts: CoverageReader, names: set[str], unobserved: int) -> AuditedItem:
-    if "residual" in names and facts.with_noise == facts.rounds == facts.with_others:
+def _level(facts: CoverageReader, results: Results, unobserved: int) -> AuditedItem:
+    if results.of(Length.RESIDUAL) and facts.with_noise == facts.rounds == facts.with_others:
         detail = "the residual of every observed round was compared with the stated noise"
         if unobserved:
             detail += f"; {unobserved} rounds were not observed, and nothing is known of them"
         return AuditedItem("noise level", "checked", detail)
-    if "residual" in names:
+    if results.of(Length.RESIDUAL):
         some = (
             f"only {min(facts.with_noise, facts.with_others)} of {facts.rounds} rounds had both `others` and noise_std"
         )
         return AuditedItem("noise level", "not checked", some)
-    if "noise" in names:
+    if results.of(Length.NOISE):
         detail = "only that the rounds are not shorter than the stated noise; pass `others` to check its level"
         return AuditedItem("noise level", "not checked", detail)
     detail = "pass `others` and noise_std in every round; without them only the canaries' scores speak of it"
     return AuditedItem("noise level", "not checked", detail)
 
 
-def _law(facts: CoverageReader, names: set[str], settings: Settings) -> AuditedItem:
-    if "shape" not in names or "spectrum" not in names:
+def _law(results: Results, rounds: GaugedRounds) -> AuditedItem:
+    if not results.of(Gaussian.KURTOSIS) or not results.of(SharedDraws.SPECTRUM):
         return AuditedItem("noise law", "not checked", "pass `others`: the law is that of the residual")
-    if "coarse" in names:
+    if results.outside(Grid.ROUNDING):
         return AuditedItem(
             "noise law", "cannot be checked", "the release is rounded too coarsely; pass it before rounding"
         )
-    seen, missing = ["correlation within a round"], []
-    if facts.rounds > 1:
-        seen.append("reuse between rounds")
-    else:
-        missing.append("reuse between rounds (needs two)")
-    if "shared blocks" in names:
-        seen.append("reuse between blocks")
-    if "distribution" in names:
-        seen += ["distribution", "a grid of values"]
-    else:
-        missing.append("distribution and grid (release and `others` are rounded too coarsely)")
-    if "repeated values" in names:
-        seen.append("repeated values")
-    else:
-        missing.append("repeated values (pass clip_norm in the units of model_delta, in single precision)")
-    if rank_power(facts.rounds, settings.unobserved_dof, settings.dim) >= VISIBLE_RANK:
-        seen.append("dimensions without noise")
-    else:
-        missing.append("noise in a fixed subspace (needs more rounds, or more unobserved canaries)")
-    detail = f"seen: {', '.join(seen)}" + (f"; not seen: {', '.join(missing)}" if missing else "") + _sampled(settings)
+    covered = [gauge.coverage(results.statistics, rounds) for gauge in all_gauges()]
+    seen, unseen = (", ".join(text for each in texts for text in each) for texts in zip(*covered, strict=True))
+    detail = f"seen: {seen}" + (f"; not seen: {unseen}" if unseen else "") + _sampled(rounds.settings)
     return AuditedItem("noise law", "checked", detail)
 
 
@@ -178,10 +162,10 @@ def _clipping(facts: CoverageReader) -> AuditedItem:
     return AuditedItem("clipping", "not checked", detail)
 
 
-def _tensors(facts: CoverageReader, names: set[str], settings: Settings) -> AuditedItem:
+def _tensors(results: Results, settings: Settings) -> AuditedItem:
     if not settings.layers:
         return AuditedItem("tensors", "not checked", "name the layers (`layers=`) so that each has its own gauge")
-    if not any(name.startswith("layer ") for name in names):
+    if not results.parts(Layers.LAYER):
         return AuditedItem("tensors", "not checked", "gauges by layer need `others` and noise_std")
     listed = [name for name, _ in settings.layers]
     more = f" and {len(listed) - NAMED} more" if len(listed) > NAMED else ""
@@ -224,9 +208,9 @@ def _participations(
     return AuditedItem("participations", "not checked", "nobody stated how often a client takes part")
 
 
-def _others(facts: CoverageReader, names: set[str]) -> AuditedItem:
+def _others(facts: CoverageReader, results: Results) -> AuditedItem:
     if not facts.with_others:
         return AuditedItem("others", "not checked", "`others` was not given, so known-others is left out")
-    if "others" not in names:
+    if results.of(Others.OTHERS) is None:
         return AuditedItem("others", "cannot be checked", "`others` is zero in every round")
     return AuditedItem("others", "checked", "the residual was compared with `others`: none of it is left")

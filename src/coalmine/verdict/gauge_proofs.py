@@ -4,26 +4,25 @@ from typing import Any
 
 import numpy as np
 
-from coalmine.evidence.gauges.coordinate_gauge import COUNTS, EXTREMES
-from coalmine.evidence.gauges.gauge import Gauge
+from coalmine.evidence.gauges.gauge import GaugeResult
+from coalmine.evidence.gauges.gaussian import Gaussian
+from coalmine.evidence.gauges.grid import Grid
+from coalmine.evidence.gauges.length import Length
 from coalmine.evidence.stated_noise import StatedNoise
 from coalmine.verdict.claim_context import ClaimContext
-from coalmine.verdict.findings.gauges import ROUNDING, LongResidual, NoisePartlyLeft, NoiseRemovable, OutsideLimits
+from coalmine.verdict.findings.gauges import LongResidual, NoisePartlyLeft, NoiseRemovable, OutsideLimits
 from coalmine.verdict.verdict import Verdict
 
-LAW = ("shape", "distribution", "tails")  # gauges of the noise's law in all coordinates together
-# Gauges that only the amount of noise moves.
-LENGTHS = ("noise", "difference", "residual", "pooled residual", "parts of blocks")
 NO_NOISE = 1e-3  # share of the stated noise below which an attacker can remove it
 
 
-def proofs_of(gauges: list[Gauge], context: ClaimContext) -> list[Gauge]:
+def proofs_of(gauges: list[GaugeResult], context: ClaimContext) -> list[GaugeResult]:
     """The gauges that refute the claim. Those of single coordinates assume a Gaussian law, so another law voids them."""
-    gaussian = all(gauge.status == "ok" for gauge in gauges if gauge.name in LAW)
-    return [gauge for gauge in gauges if proves(gauge, context) and (gaussian or gauge.name not in (EXTREMES, COUNTS))]
+    gaussian = all(gauge.status == "ok" for gauge in gauges if gauge.gauge is Gaussian)
+    return [gauge for gauge in gauges if proves(gauge, context) and (gaussian or not gauge.statistic.needs_gaussian)]
 
 
-def proves(gauge: Gauge, context: ClaimContext) -> bool:
+def proves(gauge: GaugeResult, context: ClaimContext) -> bool:
     """Whether a gauge proves that there is too little noise for the claim."""
     if gauge.status != "low" or gauge.noise_left is None or gauge.noise_left >= 1:
         return False
@@ -37,7 +36,7 @@ def proves(gauge: Gauge, context: ClaimContext) -> bool:
     return context.exceeded(_weakened(gauge, stated, context))
 
 
-def _weakened(gauge: Gauge, stated: StatedNoise, context: ClaimContext) -> float:
+def _weakened(gauge: GaugeResult, stated: StatedNoise, context: ClaimContext) -> float:
     """Epsilon if only the gauge's share of the stated noise is left: in the flagged rounds, or in all."""
     assert gauge.noise_left is not None
     if context.run.correlated:
@@ -48,7 +47,7 @@ def _weakened(gauge: Gauge, stated: StatedNoise, context: ClaimContext) -> float
     return context.composed(np.where(np.isin(stated.numbers, gauge.flagged), inverse / gauge.noise_left, inverse))
 
 
-def reading_of(gauge: Gauge) -> dict[str, Any]:
+def reading_of(gauge: GaugeResult) -> dict[str, Any]:
     """The facts of a finding that rests on one gauge: its reading, its limits, and the rounds outside them."""
     return {
         "gauge": gauge.name,
@@ -59,7 +58,7 @@ def reading_of(gauge: Gauge) -> dict[str, Any]:
     }
 
 
-def proof(gauge: Gauge, context: ClaimContext) -> NoiseRemovable:
+def proof(gauge: GaugeResult, context: ClaimContext) -> NoiseRemovable:
     """The finding if a gauge refutes the claim."""
     stated = context.run.stated
     if not gauge.noise_left or gauge.noise_left < NO_NOISE or stated is None:
@@ -73,7 +72,7 @@ def proof(gauge: Gauge, context: ClaimContext) -> NoiseRemovable:
     )
 
 
-def less_noise_notes(gauges: list[Gauge], context: ClaimContext) -> list[str]:
+def less_noise_notes(gauges: list[GaugeResult], context: ClaimContext) -> list[str]:
     """Notes on gauges that measure less noise than stated, although the claim still holds."""
     return [
         f"less noise than stated: the {gauge.name} gauge leaves at most {gauge.noise_left:.3g} of it; the claim allows that"
@@ -82,22 +81,21 @@ def less_noise_notes(gauges: list[Gauge], context: ClaimContext) -> list[str]:
     ]
 
 
-def is_allowed(gauge: Gauge, context: ClaimContext) -> bool:
-    """Whether the claim allows a gauge's noise; only for gauges of norms, which are all that less noise changes."""
-    lengths = gauge.name in LENGTHS or gauge.name.startswith("layer ")
+def is_allowed(gauge: GaugeResult, context: ClaimContext) -> bool:
+    """Whether the claim allows a gauge's noise; only for gauges of lengths, which are all that less noise changes."""
     stated = context.run.stated
-    if not lengths or gauge.status != "low" or stated is None or not context.explicit:
+    if not gauge.gauge.measures_length or gauge.status != "low" or stated is None or not context.explicit:
         return False
     least = min(gauge.smallest, gauge.noise_left or 0.0) * 0.98  # the limit's own uncertainty
-    if gauge.name == "difference" and least < 0.9 * context.shortest:
+    if gauge.statistic is Length.DIFFERENCE and least < 0.9 * context.shortest:
         return False  # rounds differ by less than their noise, so noise is reused
     return context.permits(stated.least(gauge.flagged) * stated.low * least)
 
 
-def outside_limits(odd: list[Gauge]) -> Verdict:
+def outside_limits(odd: list[GaugeResult]) -> Verdict:
     """The verdict if gauges are outside their limits but refute nothing."""
-    gauge = next((gauge for gauge in odd if gauge.name == ROUNDING), odd[0])
+    gauge = next((gauge for gauge in odd if gauge.statistic is Grid.ROUNDING), odd[0])
     finding = OutsideLimits(**reading_of(gauge))
-    if gauge.name in ("residual", "pooled residual") and gauge.status == "warning":
+    if gauge.statistic in (Length.RESIDUAL, Length.POOLED) and gauge.status == "warning":
         finding = LongResidual(**reading_of(gauge), length=gauge.largest)
     return Verdict(finding=finding, evidence=tuple(other.name for other in odd if other is not gauge))

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from coalmine.estimators.sampler_tests import LEVEL as SAMPLER_LEVEL
 from coalmine.evidence import levels
+from coalmine.evidence.gauges.gauge import all_statistics, gauge_of
 from coalmine.verdict.findings.amplified import SamplerAboveClaim
 from coalmine.verdict.findings.finding import Finding
 from coalmine.verdict.findings.gauges import NoiseRemovable
@@ -31,6 +32,10 @@ class Level:
         return tuple(finding.code for finding in self.findings)
 
 
+# The statistics of gauges that can prove too little noise, and the share of a gauge's level that this takes.
+REFUTING = {each: each.refutes for each in all_statistics().values() if each.refutes}
+REFUTING_IN_ALARM = {each: share for each, share in REFUTING.items() if gauge_of(each).in_alarm}
+
 LEDGER = (
     Level(
         findings=(MeanTooHigh, ComposedAboveClaim),
@@ -52,10 +57,10 @@ LEDGER = (
     ),
     Level(
         findings=(NoiseRemovable,),
-        level=levels.GAUGE_LEVEL * sum(levels.PROOFS.values()),
+        level=levels.GAUGE_LEVEL * sum(REFUTING.values()),
         place="the residual, or the round without `others`",
-        shared=f"{levels.GAUGE_LEVEL:.2%} for each of {len(levels.PROOFS)} gauges, half of it if more noise than stated "
-        "fails it too",
+        shared=f"{levels.GAUGE_LEVEL:.2%} for each of {len(REFUTING)} statistics of the gauges, or the share of it that "
+        "their tests of too little noise have",
     ),
     Level(
         findings=(SamplerAboveClaim,),
@@ -73,10 +78,10 @@ ALARM_LEDGER = (
     ),
     Level(
         findings=(NoiseRemovable, RoundAboveClaim),
-        level=levels.ALARM_GAUGE_LEVEL
-        * (sum(share for name, share in levels.PROOFS.items() if name not in levels.NOT_IN_ALARM) + 1),
+        level=levels.ALARM_GAUGE_LEVEL * (sum(REFUTING_IN_ALARM.values()) + 1),
         place="the residual",
-        shared=f"{levels.ALARM_GAUGE_LEVEL:.2g} for each gauge and for single rounds, spent over the looks",
+        shared=f"{levels.ALARM_GAUGE_LEVEL:.2g} for each of {len(REFUTING_IN_ALARM)} statistics and for single rounds, "
+        "spent over the looks",
     ),
     Level(
         findings=(SamplerAboveClaim,),

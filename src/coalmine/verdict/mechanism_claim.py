@@ -7,7 +7,8 @@ import numpy as np
 
 from coalmine.estimators.mechanism import mechanism_epsilon
 from coalmine.estimators.sampling import Sampling
-from coalmine.evidence.gauges.gauge import TRAINING, Gauge
+from coalmine.evidence.gauges.gauge import GaugeResult
+from coalmine.evidence.gauges.training import Training
 from coalmine.evidence.ladder import Scores
 from coalmine.evidence.noise_signal import NoiseSignal
 from coalmine.evidence.stated_noise import StatedNoise
@@ -41,7 +42,7 @@ EXCLUDED_LEVEL = 0.01  # level at which scores exclude a noise multiplier that t
 def judge(
     claim: Claim,
     rungs: list[Scores],
-    gauges: list[Gauge],
+    gauges: list[GaugeResult],
     run: RunFacts,
     *,
     sampled: tuple[float, Sampling] | None = None,
@@ -62,7 +63,7 @@ def judge(
     return _judge_run(judged, rungs, gauges, context), by_rung, notes
 
 
-def judge_unclaimed(rungs: list[Scores], gauges: list[Gauge], run: RunFacts) -> Verdict:
+def judge_unclaimed(rungs: list[Scores], gauges: list[GaugeResult], run: RunFacts) -> Verdict:
     """The verdict if nothing was claimed: the noise that the rounds state is then the only promise, and PASS impossible."""
     nothing = Verdict(finding=NothingClaimed())
     stated = run.stated
@@ -101,7 +102,9 @@ def _undetected(rungs: list[Scores], context: ClaimContext) -> str | None:
     )
 
 
-def _judge_run(by_rung: dict[str, Verdict], rungs: list[Scores], gauges: list[Gauge], context: ClaimContext) -> Verdict:
+def _judge_run(
+    by_rung: dict[str, Verdict], rungs: list[Scores], gauges: list[GaugeResult], context: ClaimContext
+) -> Verdict:
     violated = [name for name, verdict in by_rung.items() if verdict.outcome == VIOLATION]
     proofs = proofs_of(gauges, context)
     if violated:
@@ -123,12 +126,12 @@ def _judge_run(by_rung: dict[str, Verdict], rungs: list[Scores], gauges: list[Ga
     return known[-1]
 
 
-def _barred(rungs: list[Scores], gauges: list[Gauge], context: ClaimContext) -> Verdict | None:
+def _barred(rungs: list[Scores], gauges: list[GaugeResult], context: ClaimContext) -> Verdict | None:
     """The verdict if there is no PASS although nothing refutes the claim; None if nothing bars one."""
     if context.others_wrong is not None:
         return Verdict(finding=OthersWrong(factor=context.others_wrong))
     odd = [gauge for gauge in gauges if gauge.bars_pass and not is_allowed(gauge, context)]
-    untrained = [gauge for gauge in odd if gauge.name in TRAINING]
+    untrained = [gauge for gauge in odd if gauge.gauge is Training]
     if untrained and len(untrained) == len(odd):
         return Verdict(finding=Untrained(gauge=untrained[0].name))
     if odd:

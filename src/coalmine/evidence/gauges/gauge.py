@@ -1,87 +1,145 @@
-"""One gauge: a direct measurement of the noise over a run, with the limits of a correct run."""
+"""A gauge: one question about a run, the statistics that answer it, and everything that a reader has to know about them.
+
+Each subclass of `Gauge` is one gauge, in a module of this package. Coverage, verdict, report and documentation take what
+they say about a gauge from its class, so a new one is a new module.
+"""
 
 import math
-from dataclasses import dataclass, field
-from functools import lru_cache
-from typing import Any
+import pkgutil
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache, lru_cache
+from importlib import import_module
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from scipy.special import chdtri, gammaincinv
 
 from coalmine.argument_checks import Floats
+from coalmine.evidence.faults import Fault
+from coalmine.evidence.gauges.gauged_rounds import GaugedRounds
 from coalmine.evidence.levels import GAUGE_LEVEL
+from coalmine.evidence.views import RoundViews
 
-LEVEL = GAUGE_LEVEL  # probability that one gauge fails in a correct run
-LAYER = "layer "  # prefix of the names of gauges of single tensors
-MOVED, GRADIENT, SIGNAL = "layers moved", "layers with a gradient", "signal by layer"  # gauges of the training itself
-TRAINED = "layers trained"  # present only if no layer was trained
-TRAINING = (MOVED, GRADIENT, SIGNAL, TRAINED)
-MEANINGS = {
-    "noise": "length off the canaries over that of the stated noise",
-    "dilution": "length of the sum of all rounds over that of noise alone",
-    "difference": "change from round to round over that of fresh noise",
-    "residual": "length of the residual over that of the stated noise",
-    "pooled residual": "length of the residuals of all rounds together over that of the stated noise",
-    "repeat": "cosine of what is left in a round with the round before that is most like it",
-    "rank": "mean squared cosine between two rounds over that of noise in all dimensions",
-    "repeat of any": "cosine of what is left in a round with the sum of all rounds before",
-    "others": "factor by which `others` must be multiplied to be what the round summed",
-    "shape": "fourth moment of the noise over its squared variance, 3 for a Gaussian",
-    "distribution": "chi-squared distance of the noise's histogram from a Gaussian, per cell",
-    "tails": "number of large noise values over that of a Gaussian",
-    "bare coordinates": "coordinates with next to no noise, over the number that chance gives",
-    "grid": "how far the noise lies on a grid of values, 0 to 1",
-    "spectrum": "largest correlation of the noise with itself at any distance, in standard deviations",
-    "noise follows others": "slope of the noise's variance against the size of the others",
-    "noise follows canaries": "slope of the noise's variance against the size of the canaries",
-    "neighbours": "correlation of the noise in neighbouring coordinates",
-    "shared draws": "correlation of the noise between two layers",
-    "repeated values": "share of the largest noise values that occur twice",
-    "parts of blocks": "length of the residual in a part of a block over that of the stated noise",
-    "shared blocks": "correlation of the noise between two blocks, in one round or in two that follow each other",
-    "coordinates": "length of one coordinate's noise over the rounds, over that of its layer's noise",
-    "weak coordinates": "number of coordinates with little noise over the rounds, over the number that chance gives",
-    "rounding": "share of the residual's variance that comes from rounding the release",
-    MOVED: "share of the layers whose weights differ from those before training",
-    GRADIENT: "share of the layers that received a gradient in any round",
-    TRAINED: "share of the layers that received a gradient and moved",
-    SIGNAL: "standard deviations by which a layer's updates differ from noise alone",
-    "canaries in the release": "share of the canaries' contribution to the residual that is in the release too",
-    "shifted repeat": "share of a round's largest noise values that stand in another round at one common distance",
-}
+LEVEL = GAUGE_LEVEL  # probability that one statistic fails in a correct run
+Status = Literal["ok", "low", "warning"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Gauge:
-    """One gauge over the run.
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Statistic:
+    """One statistic of a gauge.
 
-    `status` is "ok", "low" (evidence of less noise than stated) or "warning" (a fault that does not prove less noise).
-    Both prevent a PASS, except for gauges of training (see `bars_pass`). `smallest` and `largest` are the extremes over
-    rounds or layers, and `limits` are those of a correct run;
-    `flagged` rounds lie outside. If noise is missing, `noise_left` is an upper confidence limit on the remaining noise as a
-    share of the stated noise; None if it is unknown.
+    `meaning` is a phrase for the quantity, and `law` its law in an honest run. `advice` is the likely cause of a value
+    outside the limits, and where to look; `advice_above` the one of a value above them, if it differs. `refutes` is the
+    share of a gauge's level with which it may prove that noise is missing; at 0 it can only prevent a PASS. `seen` says
+    what a run with the statistic was checked for, and `unseen` why another was not.
     """
 
     name: str
+    meaning: str
+    law: str
+    advice: str
+    advice_above: str = ""
+    refutes: float = 0.0
+    seen: str = ""
+    unseen: str = ""
+    item: str | None = None  # the audited item that it contradicts outside its limits; by default that of the gauge
+    needs_others: bool = True  # whether it measures the residual
+    needs_gaussian: bool = False  # whether its proof assumes that all coordinates together follow a Gaussian law
+    by_tensor: bool = False  # whether each tensor has its own
+    sees_grids: bool = False  # whether a release that lies on a grid moves it
+
+    def result(
+        self,
+        smallest: float,
+        largest: float | None = None,
+        *,
+        limits: tuple[float, float],
+        failed: bool = False,
+        noise_left: float | None = None,
+        flagged: Iterable[int] = (),
+        values: Floats | None = None,
+        part: str = "",
+    ) -> "GaugeResult":
+        """The statistic of a run. It is "low" with `noise_left`, and otherwise a "warning" if it `failed`."""
+        assert noise_left is None or self.refutes, f"{self.name} has no share of the level for a proof"
+        return GaugeResult(
+            statistic=self,
+            part=part,
+            smallest=smallest,
+            largest=smallest if largest is None else largest,
+            limits=limits,
+            flagged=tuple(flagged),
+            status="low" if noise_left is not None else "warning" if failed else "ok",
+            noise_left=noise_left,
+            values=np.array([smallest]) if values is None else values,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class GaugeResult:
+    """One statistic of a gauge over a run.
+
+    `status` is "ok", "low" (evidence of less noise than stated) or "warning" (a fault that does not prove less noise).
+    Both prevent a PASS, except for the gauge of training (see `bars_pass`). `smallest` and `largest` are the extremes over
+    rounds or layers, and `limits` are those of a correct run; `flagged` rounds lie outside. If noise is missing,
+    `noise_left` is an upper confidence limit on the remaining noise as a share of the stated noise; None if it is unknown.
+    `part` is the tensor, if the statistic is that of one.
+    """
+
+    statistic: Statistic
+    part: str = ""
     smallest: float
     largest: float
     limits: tuple[float, float]
     flagged: tuple[int, ...] = ()
-    status: str = "ok"
+    status: Status = "ok"
     noise_left: float | None = None
     values: Floats = field(repr=False, compare=False, default_factory=lambda: np.zeros(0))
 
     @property
+    def name(self) -> str:
+        return f"{self.statistic.name} {self.part}" if self.part else self.statistic.name
+
+    @property
+    def gauge(self) -> "type[Gauge]":
+        """The gauge of which this is a statistic."""
+        return gauge_of(self.statistic)
+
+    @property
     def meaning(self) -> str:
-        """A phrase for the quantity that the gauge measures."""
-        return meaning_of(self.name)
+        """A phrase for the quantity."""
+        return self.statistic.meaning
+
+    @property
+    def advice(self) -> str:
+        """The likely cause of a value outside the limits, and where to look."""
+        return (self.statistic.advice_above if self.status == "warning" else "") or self.statistic.advice
+
+    @property
+    def contradicts(self) -> str:
+        """The audited item that a value outside the limits contradicts; empty if there is none."""
+        return self.gauge.item if self.statistic.item is None else self.statistic.item
 
     @property
     def bars_pass(self) -> bool:
-        """Whether there can be no PASS: gauges of training bar one only if no layer at all moved, or had a gradient."""
-        if self.name in TRAINING:
-            return self.status != "ok" and self.name != SIGNAL and self.largest == 0
-        return self.status != "ok"
+        """Whether there can be no PASS."""
+        return self.gauge.bars_pass(self)
+
+    @property
+    def side(self) -> Literal["low", "high"]:
+        """The side of the limits on which it lies; "low" if on both, since that is the proof."""
+        return "low" if self.status == "low" or self.smallest < self.limits[0] else "high"
+
+    def relative_to(self, longest: float | None) -> "GaugeResult":
+        """With the share of the stated noise instead of that of the residual, which is at most `longest` times it."""
+        if not self.noise_left or self.gauge.measures_length:
+            return self
+        return replace(self, noise_left=None if longest is None else self.noise_left * longest)
+
+    def as_warning(self) -> "GaugeResult":
+        """The same as evidence of something wrong, but not of less noise."""
+        return replace(self, status="warning", noise_left=None) if self.status == "low" else self
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -95,11 +153,159 @@ class Gauge:
         }
 
 
-def meaning_of(name: str) -> str:
-    """A phrase for the quantity that a gauge measures."""
-    if name.startswith(LAYER):
-        return "length of the residual in this layer over that of the stated noise"
-    return MEANINGS.get(name, name)
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Symptom:
+    """Evidence that points to faults or away from them.
+
+    Every run with a fault in `always` shows it, if it has the statistic `of` which it is. Some runs with one in `sometimes`
+    do, and runs with one in `never` do not. `cause` says what it means if nothing else is known, as in the check of a
+    function.
+    """
+
+    name: str
+    of: Statistic | None = None
+    always: tuple[Fault, ...] = ()
+    sometimes: tuple[Fault, ...] = ()
+    never: tuple[Fault, ...] = ()
+    cause: str = ""
+    precedence: int = 0  # of several causes the one with the highest counts
+
+
+class Results:
+    """All statistics of a run, and its number of rounds."""
+
+    def __init__(self, results: Iterable[GaugeResult], rounds: int = 0) -> None:
+        self.all, self.rounds = tuple(results), rounds
+
+    def of(self, statistic: Statistic) -> GaugeResult | None:
+        """The statistic, if the run has it."""
+        return next((each for each in self.all if each.statistic is statistic), None)
+
+    def outside(self, statistic: Statistic) -> GaugeResult | None:
+        """The statistic, if it is outside its limits."""
+        result = self.of(statistic)
+        return None if result is None or result.status == "ok" else result
+
+    def parts(self, statistic: Statistic) -> dict[str, GaugeResult]:
+        """The statistic of each tensor."""
+        return {each.part: each for each in self.all if each.statistic is statistic}
+
+    @property
+    def statistics(self) -> set[Statistic]:
+        return {each.statistic for each in self.all}
+
+
+class Gauge:
+    """One question about a run; a subclass states it in the first paragraph of its docstring.
+
+    Its statistics and symptoms are attributes of the class. An instance takes one round after another, and has the
+    statistics whose inputs were given at the end.
+    """
+
+    name: ClassVar[str]
+    order: ClassVar[int] = 100  # place in lists
+    item: ClassVar[str] = "noise law"  # the audited item that it contradicts, if it is outside its limits
+    measures_length: ClassVar[bool] = False  # of the noise; then `noise_left` is a share of the stated noise
+    in_alarm: ClassVar[bool] = True  # whether it may refute a claim during training
+
+    def __init__(self, rounds: GaugedRounds) -> None:
+        self.rounds = rounds
+        self.settings = rounds.settings
+
+    def add(self, look: RoundViews) -> None:
+        """Take the next round, if `rounds` does not have what is needed of it."""
+
+    def results(self, level: float) -> Iterator[GaugeResult]:
+        """Every statistic that has its inputs; a correct run fails one with probability `level`."""
+        raise NotImplementedError
+
+    def notes(self) -> list[str]:
+        """What there is to say beside the statistics."""
+        return []
+
+    @classmethod
+    def question(cls) -> str:
+        """The question: the first paragraph of the docstring, as one line."""
+        return " ".join((cls.__doc__ or "").partition("\n\n")[0].split())
+
+    @classmethod
+    def statistics(cls) -> list[Statistic]:
+        """Its statistics, in the order of their definition."""
+        return [value for value in vars(cls).values() if isinstance(value, Statistic)]
+
+    @classmethod
+    def symptoms(cls) -> list[Symptom]:
+        """The evidence for faults that it can show."""
+        return [value for value in vars(cls).values() if isinstance(value, Symptom)]
+
+    @classmethod
+    def shown(cls, results: Results) -> Iterator[Symptom]:
+        """The symptoms in a result: by default those whose statistic is outside its limits."""
+        return (each for each in cls.symptoms() if each.of is not None and results.outside(each.of))
+
+    @classmethod
+    def bars_pass(cls, result: GaugeResult) -> bool:
+        """Whether there can be no PASS with this statistic."""
+        return result.status != "ok"
+
+    @classmethod
+    def settled(cls, result: GaugeResult, results: Results) -> GaugeResult:
+        """The statistic in view of all others."""
+        return result
+
+    @classmethod
+    def coverage(cls, present: set[Statistic], rounds: GaugedRounds) -> tuple[list[str], list[str]]:
+        """What was checked, and what was not and why."""
+        each = cls.statistics()
+        return (
+            [one.seen for one in each if one.seen and one in present],
+            [one.unseen for one in each if one.unseen and one not in present],
+        )
+
+
+@cache
+def all_gauges() -> tuple[type[Gauge], ...]:
+    """The classes of all gauges: those in the modules of this package, in their `order`."""
+    package = __name__.rpartition(".")[0]
+    for module in pkgutil.iter_modules(import_module(package).__path__):
+        import_module(f"{package}.{module.name}")
+    own = [each for each in Gauge.__subclasses__() if each.__module__.startswith(f"{package}.")]
+    return tuple(sorted(own, key=lambda each: (each.order, each.name)))
+
+
+@cache
+def all_statistics() -> dict[str, Statistic]:
+    """The statistics of all gauges, by name."""
+    return {each.name: each for gauge in all_gauges() for each in gauge.statistics()}
+
+
+@cache
+def gauge_of(statistic: Statistic) -> type[Gauge]:
+    """The gauge to which a statistic belongs."""
+    return next(gauge for gauge in all_gauges() if statistic in gauge.statistics())
+
+
+def statistic_of(name: str) -> tuple[Statistic, str]:
+    """The statistic with this name, and the tensor if the name ends with one; ValueError if there is none."""
+    known = all_statistics()
+    first, _, part = name.partition(" ")
+    if name in known:
+        return known[name], ""
+    if part and first in known and known[first].by_tensor:
+        return known[first], part
+    raise ValueError(f"no gauge has the statistic {name!r}")
+
+
+def status_of(results: Sequence[GaugeResult]) -> Status:
+    """The gravest status of several statistics."""
+    found = {each.status for each in results}
+    return "low" if "low" in found else "warning" if "warning" in found else "ok"
+
+
+def by_gauge(results: Sequence[GaugeResult]) -> dict[type[Gauge], list[GaugeResult]]:
+    """The statistics of a run by gauge, in the order of the gauges."""
+    found = {gauge: [each for each in results if each.gauge is gauge] for gauge in all_gauges()}
+    return {gauge: each for gauge, each in found.items() if each}
 
 
 def deciding_reading(

@@ -57,7 +57,7 @@ def _why_not_in_sum(shares: list[CanaryShare]) -> str | None:
             f"canaries are {worst.share:.3g} clip norms long in the privatizer's input: clipped_grad does not clip at the "
             "clip norm, or a canary has several rows"
         )
-    if not shares or min(share.reach() for share in shares) > UNSURE:
+    if not shares or min(share.limit() for share in shares) > UNSURE:
         return (
             "the other rows' gradients are so long that canaries cannot be seen in the privatizer's input, so nothing shows "
             "that they were rows of the batches: use more canaries, or omit through_clip"

@@ -13,7 +13,7 @@ from opacus.optimizers import DPOptimizer
 
 from coalmine.argument_checks import count_of, one_number, short_repr
 from coalmine.audit import Audit
-from coalmine.evidence.gauges.training_gauges import FEWEST_ROUNDS
+from coalmine.evidence.gauges.training import FEWEST_ROUNDS
 from coalmine.integrations.framework_audit import FrameworkAudit, tensors_item
 from coalmine.integrations.opacus.accounting import UNIT, Accounting, number_of
 from coalmine.integrations.opacus.faults import Faults

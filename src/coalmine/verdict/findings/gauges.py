@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from coalmine.argument_checks import count_of
-from coalmine.evidence.gauges.gauge import MOVED, TRAINED, meaning_of
+from coalmine.evidence.gauges.gauge import Statistic, statistic_of
+from coalmine.evidence.gauges.grid import Grid
+from coalmine.evidence.gauges.training import Training
 from coalmine.verdict.findings.finding import Doubt, Refutation, listed
-
-ROUNDING = "rounding"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,9 +21,14 @@ class GaugeReading:
     first_round: int | None = None
 
     @property
+    def statistic(self) -> Statistic:
+        """The statistic that was read."""
+        return statistic_of(self.gauge)[0]
+
+    @property
     def described(self) -> str:
         """The gauge's name with what it measures."""
-        return f"{self.gauge} gauge ({meaning_of(self.gauge)})"
+        return f"{self.gauge} gauge ({self.statistic.meaning})"
 
     def left_limits(self) -> str:
         """The clause that says where the gauge left its limits."""
@@ -78,7 +83,7 @@ class OutsideLimits(GaugeReading, Doubt):
     headline = "the noise does not look as stated, so the claim is not confirmed"
 
     def sentence(self) -> str:
-        if self.gauge == ROUNDING:
+        if self.statistic is Grid.ROUNDING:
             return (
                 f"rounding the release makes up {self.reading[1]:.0%} of the residual's variance, so the law of the noise "
                 "cannot be measured: pass model_delta before rounding"
@@ -91,12 +96,16 @@ class OutsideLimits(GaugeReading, Doubt):
         )
 
     def plain(self) -> str:
-        if self.gauge == ROUNDING:
+        if self.statistic is Grid.ROUNDING:
             return "the release is rounded too coarsely to measure its noise"
         return "the noise is not independent Gaussian noise of the stated size"
 
     def ending(self, evidence: Sequence[str]) -> str:
-        return f" Also outside their limits: {listed(evidence)}." if evidence and self.gauge != ROUNDING else ""
+        return (
+            f" Also outside their limits: {listed(evidence)}."
+            if evidence and self.statistic is not Grid.ROUNDING
+            else ""
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,13 +140,14 @@ class Untrained(Doubt):
     gauge: str
 
     def sentence(self) -> str:
-        if self.gauge == MOVED:
+        statistic, _ = statistic_of(self.gauge)
+        if statistic is Training.MOVED:
             return (
                 "nothing refutes the claim, but no weight moved from the first round to the last: nothing was trained, so "
                 "this is not a PASS for a trained model. Check that the optimizer holds this model's parameters, that they "
                 "require gradients, and that the learning rate is above 0"
             )
-        if self.gauge == TRAINED:
+        if statistic is Training.TRAINED:
             return (
                 "nothing refutes the claim, but the layers that received a gradient never moved, and noise alone moved the "
                 "others, so this is not a PASS for a trained model. Check the learning rate of each group of parameters"
@@ -148,8 +158,8 @@ class Untrained(Doubt):
         )
 
     def plain(self) -> str:
-        seen = {MOVED: "no weight moved", TRAINED: "no layer that received a gradient moved"}
-        return f"{seen.get(self.gauge, 'no layer received a gradient')}: nothing was trained"
+        seen = {Training.MOVED: "no weight moved", Training.TRAINED: "no layer that received a gradient moved"}
+        return f"{seen.get(statistic_of(self.gauge)[0], 'no layer received a gradient')}: nothing was trained"
 
 
 def _told_apart(reading: tuple[float, float], limits: tuple[float, float]) -> tuple[str, str]:

@@ -1,4 +1,4 @@
-"""Gauges that follow each coordinate over the rounds: is there as much noise in it as in the rest of its layer?
+"""Gauge of the noise in single coordinates, in each round and over the rounds.
 
 The sum of a coordinate's standardised squares over T rounds is chi-squared with T degrees of freedom. The smallest and the
 largest sum show a single coordinate. The number of sums below a quantile shows many coordinates that have somewhat less
@@ -9,45 +9,124 @@ import math
 from collections.abc import Iterator
 
 import numpy as np
-from scipy.special import bdtrc, betaincinv, chdtri, gammainc
+from scipy.special import bdtrc, betaincinv, chdtri, gammainc, ndtr, ndtri
 
 from coalmine.argument_checks import count_of
-from coalmine.evidence.gauges.gauge import LEVEL, Gauge
+from coalmine.evidence import faults
+from coalmine.evidence.gauges.gauge import LEVEL, Gauge, GaugeResult, Results, Statistic, Symptom
+from coalmine.evidence.gauges.gauged_rounds import GaugedRounds
+from coalmine.evidence.gauges.gaussian import DIVERGENCE
+from coalmine.evidence.gauges.layers import NO_NOISE
 from coalmine.evidence.views import RoundViews
 from coalmine.measure.coordinate_sums import QUANTILES, Reading, chi_quantile
-from coalmine.measure.round import Final
-from coalmine.measure.settings import Settings
+from coalmine.measure.noise_law import BARE, zero_width
+from coalmine.measure.round import Round
 
-EXTREMES, COUNTS = "coordinates", "weak coordinates"
 SLACK = 0.995  # share of its layer's noise that every coordinate may have: rounding explains it
 TOO_LONG = 1.02  # ratio to its layer's noise from which on a coordinate holds more than noise
 TINY = 1e-3  # standard deviations per round: smaller limits are below what rounding leaves
 PROOFS = 0.25  # share of the level that is spent on proofs, of the smallest sum and of the counts together
+MANY = 3.0  # times as many values near 0 as expected: heavy tails alone give fewer
+WEAK = (
+    "Some coordinates get less noise than the rest of their tensor, round after round. RoundViews for a mask, for "
+    "rows or columns that are scaled, and for noise that is drawn for a part of a tensor. A note of the result names "
+    "the tensor."
+)
 
 
-class CoordinateReader:
-    """Takes the readings of the sums, and computes both gauges at the end.
+class Coordinates(Gauge):
+    """Is there as much noise in each coordinate as in the rest of its layer?
 
     The last reading of each run without a restart has half of the level, and earlier ones, after 1, 2, 4, 8, ... rounds, the
     other half: they see coordinates that had too little noise in the first rounds only.
     """
 
-    def __init__(self, settings: Settings, final: Final | None = None) -> None:
-        self._settings = settings
+    name = "coordinates"
+    order = 60
+    in_alarm = False
+    EXTREMES = Statistic(
+        name="coordinates",
+        meaning="length of one coordinate's noise over the rounds, over that of its layer's noise",
+        law="√(χ²_T/T), at its quantiles over all d coordinates",
+        advice=WEAK,
+        refutes=PROOFS / 2,
+        needs_gaussian=True,
+        sees_grids=True,
+    )
+    COUNTS = Statistic(
+        name="weak coordinates",
+        meaning="number of coordinates with little noise over the rounds, over the number that chance gives",
+        law="binomial, below the 0.1 % and the 1 % quantile of χ²_T",
+        advice=WEAK,
+        refutes=PROOFS / 2,
+        needs_gaussian=True,
+        sees_grids=True,
+    )
+    ZEROS = Statistic(
+        name="bare coordinates",
+        meaning="coordinates with next to no noise, over the number that chance gives",
+        law="binomial, in a round",
+        advice="Some coordinates get next to no noise. RoundViews for a mask, for frozen or padded parameters, and for "
+        "tensors that skip the step that adds noise.",
+    )
+    NONE = Symptom(
+        name="bare coordinates",
+        of=ZEROS,
+        always=(faults.COARSE_GRID,),
+        sometimes=(*faults.MIXED_NOISE, faults.SMALL_TENSOR_WITHOUT_NOISE, faults.FINE_GRID, faults.LAPLACE_NOISE),
+        never=(faults.COIN_FLIPS, *faults.BOUNDED_NOISE),
+        precedence=40,
+        cause=NO_NOISE,
+    )
+
+    def __init__(self, rounds: GaugedRounds) -> None:
+        super().__init__(rounds)
         self._readings: list[Reading] = []
-        self._final = None if final is None else final.law_coordinates
+        self._final = None if rounds.final is None else rounds.final.law_coordinates
 
     def add(self, look: RoundViews) -> None:
         """Take the next round."""
         if look.item.law_coordinates is not None:
             self._readings.append(Reading.of(look.item.law_coordinates))
 
-    def gauges(self, level: float = LEVEL) -> Iterator[Gauge]:
-        """Both gauges, if any coordinates were followed; a correct run fails one of them with probability `level`."""
+    def results(self, level: float) -> Iterator[GaugeResult]:
+        """Every statistic that has its inputs; a correct run fails one with probability `level`."""
+        if smooth := self.rounds.law.smooth:
+            yield self._zeros(smooth, level)
         tests = [_Test(reading, share) for reading, share in self._tested(level)]
         if tests:
             yield _extremes(tests)
             yield _counts(tests)
+
+    @classmethod
+    def shown(cls, results: Results) -> Iterator[Symptom]:
+        """Only by many coordinates near 0."""
+        bare = results.outside(cls.ZEROS)
+        yield from ([cls.NONE] if bare is not None and bare.largest > MANY else [])
+
+    def _zeros(self, rounds: list[Round], level: float) -> GaugeResult:
+        """Coordinates with hardly any noise: more than a Gaussian has near 0.
+
+        If the canaries were subtracted exactly, a second count much closer to 0 detects single coordinates.
+        """
+        readings, dim, repeated = [], self.rounds.law.dim, self.rounds.law.repeated
+        for column, width in enumerate((zero_width(dim), BARE)):
+            measured = [item for item in rounds if item.law_zeros is not None and item.law_zeros.size > column]
+            if measured:
+                near = sum(int(item.law_zeros[column]) for item in measured if item.law_zeros is not None)
+                count, total = near / repeated, dim * len(measured) / repeated
+                probability = 2 * float(ndtr(width)) - 1
+                p_value = float(bdtrc(math.ceil(count) - 1, round(total), probability)) if count else 1.0
+                least = DIVERGENCE if column == 0 else 1 / dim
+                excess = (count - probability * total) / total
+                expected, odd = probability * total, p_value < level / 2 and excess > least
+                most = expected + 4 - float(ndtri(level / 2)) * math.sqrt(expected)
+                if odd:
+                    most = max(_most(round(total), probability, level / 2), expected + least * total)
+                readings.append((count / expected, odd, most / expected))
+        failed = any(odd for _, odd, _ in readings) and not self.rounds.law.is_coarse(rounds)
+        reading, _, limit = next((entry for entry in readings if entry[1]), readings[0])
+        return self.ZEROS.result(reading, limits=(0.0, limit), failed=failed)
 
     def notes(self) -> list[str]:
         """The layer of the weak coordinates, and which coordinates and rounds were followed, if not all were."""
@@ -62,7 +141,7 @@ class CoordinateReader:
             share = f"{single.smallest:.3g} of its layer's noise over {_rounds(reading)}"
             notes.append(f"coordinates: one coordinate{self._layer(reading.smallest_layer)} holds {share}")
         ends = self._ends()
-        dim = self._settings.dim
+        dim = self.settings.dim
         if ends and ends[-1].followed < dim:
             notes.append(
                 f"coordinates: {ends[-1].followed:,} of {dim:,}, which the seed chose, were followed over the rounds"
@@ -90,7 +169,7 @@ class CoordinateReader:
 
     def _weakness(self, test: "_Test") -> str:
         reading, name = test.reading, ""
-        if self._settings.layers:
+        if self.settings.layers:
             layer = int(np.argmax(reading.by_layer))
             name = f", {reading.by_layer[layer]:,} of them{self._layer(layer)}"
         return (
@@ -99,7 +178,7 @@ class CoordinateReader:
         )
 
     def _layer(self, number: int) -> str:
-        layers = self._settings.layers
+        layers = self.settings.layers
         return f" in layer {layers[number][0]}" if number < len(layers) else ""
 
 
@@ -184,36 +263,27 @@ def _most(trials: int, probability: float, level: float) -> int:
     return low
 
 
-def _extremes(tests: list[_Test]) -> Gauge:
+def _extremes(tests: list[_Test]) -> GaugeResult:
     """The noise of single coordinates. The reading that fails, or the last one, has the limits."""
     small = [test for test in tests if test.is_small]
     large = [test for test in tests if test.largest > test.high]
     shown = (small or large or tests)[0]
     left = min((test.noise_left_in_one * test.reading.spread for test in small), default=1.0)
-    proved = bool(small) and left < 1
-    return Gauge(
-        name=EXTREMES,
-        smallest=shown.smallest,
-        largest=shown.largest,
+    return Coordinates.EXTREMES.result(
+        shown.smallest,
+        shown.largest,
         limits=(shown.low, shown.high),
-        status="low" if proved else "warning" if small or large else "ok",
-        noise_left=left if proved else None,
+        failed=bool(small or large),
+        noise_left=left if left < 1 else None,
         values=np.array([test.smallest for test in tests]),
     )
 
 
-def _counts(tests: list[_Test]) -> Gauge:
+def _counts(tests: list[_Test]) -> GaugeResult:
     """The number of coordinates with little noise."""
     weak = [test for test in tests if test.is_weak]
     reading, limit = (weak or tests)[0].ratio
     left = min((test.noise_left_in_some * test.reading.spread for test in weak), default=1.0)
-    proved = bool(weak) and left < 1
-    return Gauge(
-        name=COUNTS,
-        smallest=reading,
-        largest=reading,
-        limits=(0.0, limit),
-        status="low" if proved else "warning" if weak else "ok",
-        noise_left=left if proved else None,
-        values=np.array([reading]),
+    return Coordinates.COUNTS.result(
+        reading, limits=(0.0, limit), failed=bool(weak), noise_left=left if left < 1 else None
     )

@@ -1,7 +1,7 @@
-"""Gauges of the training itself: did the weights move, did gradients reach every layer, is an update more than noise?
+"""Gauge of the training itself: did the weights move, did gradients reach every layer, is an update more than noise?
 
-A run whose weights never move is private, and no training. So these gauges never prove a VIOLATION. One of them prevents a
-PASS only if nothing was trained at all; otherwise they name the layers, and the verdict on privacy stands.
+A run whose weights never move is private, and no training. So this never proves a VIOLATION. It prevents a PASS only if
+nothing was trained at all; otherwise it names the layers, and the verdict on privacy stands.
 """
 
 import math
@@ -11,27 +11,62 @@ import numpy as np
 import numpy.typing as npt
 
 from coalmine.argument_checks import Floats, count_of
-from coalmine.evidence.gauges.gauge import GRADIENT, MOVED, SIGNAL, TRAINED, Gauge
+from coalmine.evidence.gauges.gauge import LEVEL, Gauge, GaugeResult, Statistic
+from coalmine.evidence.gauges.gauged_rounds import GaugedRounds
 from coalmine.evidence.views import RoundViews
 from coalmine.measure.round import Final
-from coalmine.measure.settings import Settings
 
 FEWEST_ROUNDS = 5  # with gradients, before a layer without one is named: LoRA's A has none until B has moved
 ALL_NOISE = 0.01  # standard deviations: an update that nobody can tell from noise by more than this
 NAMED = 5  # layers in a note
+NEVER_MOVED = (
+    "Some weights did not change during training. Check that the optimizer holds the parameters of this model, that "
+    "they require gradients, and that the learning rate is above 0."
+)
 
 
-class TrainingReader:
-    """Takes one round after another, and has the gauges of training at the end.
+class Training(Gauge):
+    """Was every layer trained, by more than noise?
 
     A layer's *signal* is √Σ_t ‖o_t‖²/σ_t², with o_t everybody's sum in that layer and σ_t the noise's standard deviation. By
     so many standard deviations an observer who knows every o_t can tell the layer's updates from noise alone, and nobody
     can tell them better. It does not depend on the size of the layer, or on how many of its coordinates have a gradient.
     """
 
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
-        self._names = [name for name, _ in settings.layers] or ["the model"]
+    name = "training"
+    order = 110
+    item = ""
+    in_alarm = False
+    MOVED = Statistic(
+        name="layers moved",
+        meaning="share of the layers whose weights differ from those before training",
+        law="1",
+        advice=NEVER_MOVED,
+    )
+    GRADIENT = Statistic(
+        name="layers with a gradient",
+        meaning="share of the layers that received a gradient in any round",
+        law="1",
+        advice="Some layers received noise but no gradient. Check that the loss depends on them. To keep them fixed, "
+        "freeze them before the training is made private.",
+    )
+    TRAINED = Statistic(
+        name="layers trained",
+        meaning="share of the layers that received a gradient and moved",
+        law="above 0; measured only if no layer moved that received a gradient",
+        advice=NEVER_MOVED,
+    )
+    SIGNAL = Statistic(
+        name="signal by layer",
+        meaning="standard deviations by which a layer's updates differ from noise alone",
+        law="at least 0.01",
+        advice="Some layers were updated by noise alone. Check that their gradients do not vanish, and that the clip "
+        "norm is not far above the gradients' lengths.",
+    )
+
+    def __init__(self, rounds: GaugedRounds) -> None:
+        super().__init__(rounds)
+        self._names = [name for name, _ in self.settings.layers] or ["the model"]
         self._squares = np.zeros(len(self._names))
         self._signals = np.zeros(len(self._names))
         self._observed = self._rounds = self._with_gradient = self._with_noise = 0
@@ -50,49 +85,48 @@ class TrainingReader:
             self._with_noise += 1
             self._signals += squares / item.noise_std**2
 
-    def gauges(self, final: Final | None) -> Iterator[Gauge]:
-        """Every gauge of training that has its inputs; `final` is the final model, once it was observed."""
+    def results(self, level: float) -> Iterator[GaugeResult]:
+        """Every statistic that has its inputs; those of the final model only if it was observed."""
+        final = self.rounds.final
         moves = None if final is None else final.layer_moves
         # Of a model whose layers are not known there is only to say that it stood still.
-        if moves is not None and self._observed and (self._settings.layers or not moves.any()):
-            yield _share(MOVED, moves > 0)
+        if moves is not None and self._observed and (self.settings.layers or not moves.any()):
+            yield _share(self.MOVED, moves > 0)
         # Without a model, rounds of canaries alone are a test of the mechanism, and no training.
         if self._with_gradient >= FEWEST_ROUNDS or (moves is not None and self._rounds >= FEWEST_ROUNDS):
-            yield _share(GRADIENT, self._squares > 0)
+            yield _share(self.GRADIENT, self._squares > 0)
             if moves is not None and len(moves) == len(self._squares) and moves.any() and self._squares.any():
                 trained = (moves > 0) & (self._squares > 0)
                 if not trained.any():
-                    yield _share(TRAINED, trained)
+                    yield _share(self.TRAINED, trained)
         signals = self._layer_signals()
         if signals is not None:
-            low = float(signals.min())
-            yield Gauge(
-                name=SIGNAL,
-                smallest=low,
-                largest=float(signals.max()),
-                limits=(ALL_NOISE, math.inf),
-                status="ok" if low >= ALL_NOISE else "warning",
-                values=signals,
-            )
+            low, high = float(signals.min()), float(signals.max())
+            yield self.SIGNAL.result(low, high, limits=(ALL_NOISE, math.inf), failed=low < ALL_NOISE, values=signals)
 
-    def notes(self, final: Final | None) -> list[str]:
+    @classmethod
+    def bars_pass(cls, result: GaugeResult) -> bool:
+        """Only if no layer at all moved, or had a gradient."""
+        return result.status != "ok" and result.statistic is not cls.SIGNAL and result.largest == 0
+
+    def notes(self) -> list[str]:
         """What these gauges say of which layers; nothing where every layer was trained."""
-        notes = []
-        for gauge in self.gauges(final):
-            if gauge.status == "ok":
+        notes, final = [], self.rounds.final
+        for result in self.results(LEVEL):
+            if result.status == "ok":
                 continue
-            if gauge.name == MOVED:
+            if result.statistic is self.MOVED:
                 assert final is not None
                 assert final.layer_moves is not None
                 notes.append(f"training: {self._which(final.layer_moves == 0)} never moved{self._still(final)}")
-            elif gauge.name == TRAINED:
+            elif result.statistic is self.TRAINED:
                 notes.append("training: no layer that received a gradient has moved")
-            elif gauge.name == GRADIENT:
+            elif result.statistic is self.GRADIENT:
                 which = self._which(self._squares == 0)
                 notes.append(f"training: {which} received noise, but no gradient in {count_of(self._rounds, 'round')}")
             else:
                 noisy = np.zeros(len(self._names), dtype=bool)
-                noisy[self._squares > 0] = gauge.values < ALL_NOISE
+                noisy[self._squares > 0] = result.values < ALL_NOISE
                 notes.append(
                     f"training: {self._which(noisy)} {'was' if noisy.sum() == 1 else 'were'} updated by noise alone: their "
                     f"gradients add up to less than {ALL_NOISE:g} standard deviations of it"
@@ -101,7 +135,7 @@ class TrainingReader:
 
     def _layer_signals(self) -> Floats | None:
         """The signal of each layer that received a gradient, where fresh noise was stated in every round."""
-        if self._settings.noise is not None or self._with_noise < max(self._rounds, 1):
+        if self.settings.noise is not None or self._with_noise < max(self._rounds, 1):
             return None
         if self._with_gradient < FEWEST_ROUNDS:
             return None
@@ -119,16 +153,9 @@ class TrainingReader:
         return ": the model is what it was before the first round"
 
 
-def _share(name: str, layers: npt.NDArray[np.bool_]) -> Gauge:
+def _share(statistic: Statistic, layers: npt.NDArray[np.bool_]) -> GaugeResult:
     share = float(np.mean(layers))
-    return Gauge(
-        name=name,
-        smallest=share,
-        largest=share,
-        limits=(1.0, 1.0),
-        status="ok" if share == 1 else "warning",
-        values=np.array([share]),
-    )
+    return statistic.result(share, limits=(1.0, 1.0), failed=share < 1)
 
 
 def listed(names: Sequence[str]) -> str:

@@ -1,0 +1,230 @@
+"""What several gauges need of the rounds of a run: the measurements of the noise's law, and sketches of the residuals."""
+
+import math
+from collections.abc import Container
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from coalmine.argument_checks import Floats
+from coalmine.evidence.views import FEWEST_COLUMNS, SKETCH, RoundViews, sketch_columns
+from coalmine.measure.noise_law import CELL, NoiseParts
+from coalmine.measure.round import Final, Round
+from coalmine.measure.settings import Settings
+
+COMPARED = SKETCH // FEWEST_COLUMNS  # each round is compared with at most this many before it
+BLOCK = 512  # rounds that are compared at a time
+GRID_STRENGTH = (
+    0.05  # modulus of the characteristic function, 0 to 1; half-precision noise has less at these frequencies
+)
+ALIGNED = 0.5  # modulus of the characteristic function, 0 to 1, from which on most values lie on the grid
+FINE_STEP = 0.25 * CELL  # standard deviations: a coarser grid of release and `others` shows in the histogram
+COARSE_RELEASE = (
+    0.1  # share of rounding in the residual's variance from which on the law of the noise cannot be measured
+)
+
+
+class GaugedRounds:
+    """Takes one round after another, before the gauges do.
+
+    `expected` is the approximate number of rounds to come. Every round is compared with all earlier ones, or, if `compared`
+    is given, only the rounds with these numbers are, which is enough for a picture. `final` is the record of the final
+    model. `proofs_only` leaves out what cannot refute a claim.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        expected: int,
+        *,
+        compared: Container[int] | None = None,
+        final: Final | None = None,
+        proofs_only: bool = False,
+    ) -> None:
+        self.settings, self.final, self.proofs_only = settings, final, proofs_only
+        self.law = LawRounds(settings)
+        self.sketches = Sketches(settings, expected, compared)
+        self.count = 0
+
+    def add(self, look: RoundViews) -> None:
+        """Take the next round."""
+        self.count += 1
+        self.law.add(look)
+        self.sketches.add(look)
+
+
+class LawRounds:
+    """The rounds in which the law of the noise was measured."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self.all: list[Round] = []
+
+    def add(self, look: RoundViews) -> None:
+        """Take the next round."""
+        if look.item.law_moments is not None:
+            self.all.append(_without_scores(look.item))
+
+    @property
+    def dim(self) -> int:
+        """The number of measured coordinates."""
+        return self._settings.law_dim
+
+    @property
+    def parts(self) -> NoiseParts:
+        """The layers of the measured coordinates."""
+        return NoiseParts.of_all(self._settings)
+
+    @property
+    def sizes(self) -> Floats:
+        """The number of coordinates of each group of layers."""
+        return np.array([place.stop - place.start for place in self.parts.groups], dtype=np.float64)
+
+    @property
+    def counted(self) -> list[Round]:
+        """The rounds with the expensive measurements."""
+        return [item for item in self.all if item.law_counts is not None]
+
+    @property
+    def smooth(self) -> list[Round]:
+        """Those among them whose release does not lie on a coarse grid."""
+        return [item for item in self.counted if not self._on_lattice(item)]
+
+    @property
+    def repeated(self) -> float:
+        """The factor by which correlated noise increases the variance of a sum over rounds: ΣK²/T over pairs of rounds.
+
+        K is the correlation of two rounds' noise; the measurements within a round are of second order or higher in it.
+        """
+        noise = self._settings.noise
+        if noise is None or not self.all:
+            return 1.0
+        rows = np.linalg.inv(noise.matrix())[np.array([item.number for item in self.all]) - 1]
+        rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+        return float(np.square(rows @ rows.T).sum()) / len(self.all)
+
+    def rounding(self, rounds: list[Round]) -> Floats:
+        """The share of rounding in each residual's variance."""
+        return np.array([(item.rounding or 0.0) * self.dim / variance(item) for item in rounds])
+
+    def is_coarse(self, rounds: list[Round]) -> bool:
+        """Whether the release was rounded so coarsely that the law of the noise cannot be measured."""
+        return float(self.rounding(rounds).max()) > COARSE_RELEASE
+
+    def _on_lattice(self, item: Round) -> bool:
+        """Whether release and `others` lie on a coarse grid: then the residual does too, which costs no privacy."""
+        std = math.sqrt(variance(item) / self.dim)
+        if math.sqrt(item.lattice or 0.0) > FINE_STEP * std:
+            return True
+        assert item.law_grid is not None
+        strength, frequency, own, _ = item.law_grid
+        return bool(strength > GRID_STRENGTH and own > ALIGNED and frequency * FINE_STEP < 1)
+
+
+def variance(item: Round) -> float:
+    """The sum of squares of a round's noise."""
+    assert item.law_moments is not None
+    return float(item.law_moments.reshape(-1, 3)[:, 1].sum())
+
+
+def _without_scores(item: Round) -> Round:
+    """A copy of the record without its long arrays, and not a view of the file: a run has many rounds."""
+    kept: dict[str, Any] = {
+        name: np.array(value) if isinstance(value, np.ndarray) else value
+        for name, value in vars(item).items()
+        if name not in ("cosines", "residual_cosines", "scores")
+    }
+    return Round(**kept)
+
+
+class Sketches:
+    """Sketches of the residuals: their scores along the unobserved canaries, with momentum undone and correlation whitened.
+
+    They cost nothing: the scores are in the log. `expected` is the number of rounds, so that all sketches fit in memory. If
+    there are more than 32,768 rounds, each is compared only with that many before it.
+    """
+
+    def __init__(self, settings: Settings, expected: int, compared: Container[int] | None) -> None:
+        self._compared = compared
+        self._columns = sketch_columns(settings, expected)
+        self._settings = settings
+        self.pairs = Pairs()
+        self.numbers: list[int] = []
+
+    @property
+    def dof(self) -> float:
+        """The degrees of freedom of a sketch."""
+        return self._settings.unobserved_dof * (self._columns / self._settings.unobserved)
+
+    def add(self, look: RoundViews) -> None:
+        """Take the next round."""
+        view = look.white_residual
+        if view is None:
+            return
+        wanted = self._compared is None or view.number in self._compared
+        self.pairs.add(unit(view.unobserved)[: self._columns].astype(np.float32), compared=wanted)
+        self.numbers.append(view.number)
+
+
+def unit(vector: Floats) -> Floats:
+    """The vector over its length."""
+    return vector / length(vector)
+
+
+def length(vector: Floats) -> float:
+    """The Euclidean norm."""
+    return math.sqrt(float(vector @ vector))
+
+
+class Pairs:
+    """Cosines between every two rounds, at most COMPARED apart: for each round the largest one, and the sum of squares."""
+
+    def __init__(self) -> None:
+        self._before: list[Floats] = []  # unit vectors of the last rounds
+        self._new: list[Floats] = []
+        self._wanted: list[bool] = []  # whether a new round is compared with those before it
+        self._largest: list[Floats] = []
+        self._squares, self._count = 0.0, 0
+
+    def add(self, row: npt.NDArray[np.float32], *, compared: bool = True) -> None:
+        """Take the sketch of the next round, to be compared with those before it, or only those after it with this one."""
+        self._new.append(
+            unit(row.astype(np.float64))
+        )  # products in single precision differ from processor to processor
+        self._wanted.append(compared)
+        if len(self._new) == BLOCK:
+            self._compare()
+
+    def results(self) -> tuple[Floats, float, int]:
+        """Each round's largest cosine with a previous round, the sum of squares, and the number of pairs.
+
+        The largest cosine of a round that was not compared with those before it is NaN.
+        """
+        self._compare()
+        return np.concatenate([np.zeros(0), *self._largest]), self._squares, self._count
+
+    def _compare(self) -> None:
+        """Compare the new rows with those before them and with each other."""
+        if not self._new:
+            return
+        new, before, wanted = np.stack(self._new), len(self._before), np.flatnonzero(self._wanted)
+        own = new if wanted.size == len(new) else new[wanted]
+        found = np.zeros(wanted.size)
+        for start in range(0, before, BLOCK):
+            found = self._take(own @ np.stack(self._before[start : start + BLOCK]).T, found)
+        among = own @ new.T
+        among[np.arange(len(new)) >= wanted[:, None]] = 0.0  # each pair once
+        largest = np.full(len(new), np.nan)
+        largest[wanted] = self._take(among, found)
+        self._largest.append(largest)
+        self._count += int(before * wanted.size + wanted.sum())
+        self._before = [*self._before, *self._new][-COMPARED:]
+        self._new, self._wanted = [], []
+
+    def _take(self, cosines: Floats, largest: Floats) -> Floats:
+        """The largest cosine of each row in absolute value, where `largest` is that of earlier columns."""
+        self._squares += float(np.vdot(cosines, cosines))
+        high, low = cosines.max(axis=1, initial=0.0), cosines.min(axis=1, initial=0.0)
+        found = np.where(high >= -low, high, low)
+        return np.where(np.abs(found) > np.abs(largest), found, largest)
