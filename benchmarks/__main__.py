@@ -9,6 +9,7 @@ BENCHMARKS = [
     "blocked",
     "jax_canaries",
     "jax_privacy_step",
+    "opacus_small",
     "engine",
     "ranks",
     "text",

@@ -18,8 +18,8 @@ from coalmine.log.rounds_file import RoundLog
 from coalmine.log.run_directory import RunDirectory
 from coalmine.log.shared_log import open_run
 from coalmine.log.single_writer import SingleWriterLock, refuse_copy
+from coalmine.measure.choice import measurer_of
 from coalmine.measure.layout import Layout, check_same
-from coalmine.measure.measurer import measurer_of
 from coalmine.measure.own_scores import Attack, OwnScores
 from coalmine.measure.ranks import Ranks, Reduce
 from coalmine.measure.round import Round
@@ -510,9 +510,7 @@ class Audit:
         result = self.result(
             claim=claim, analytical_epsilon=analytical_epsilon, clients=clients, audited=audited, watched=watched
         )
-        if self.directory is not None:
-            self.directory.write_result(result)
-        return result
+        return result.written_to(self.directory)
 
     def finish_with(self, finisher: Callable[..., AuditResult | ResultOnRank0]) -> None:
         """Let an integration finish the audit: from now on `finish` is this function, with arguments of its own."""

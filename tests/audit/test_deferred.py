@@ -136,7 +136,7 @@ class MeasuredHere:
 @pytest.mark.parametrize("layers", [None, [("a", 1_000), ("b", 2_000)]])
 def test_a_round_measured_on_a_gpu_gives_the_same_result(layers, monkeypatch):
     """Follows the GPU's path through the audit with only the measurement replaced; `others` may be a numpy array."""
-    monkeypatch.setattr("coalmine.measure.flat.on_gpu", lambda vector: True)
+    monkeypatch.setattr("coalmine.measure.flat.is_on_device", lambda vector: True)
     monkeypatch.setattr(
         RotatedCanaries,
         "measure_later",

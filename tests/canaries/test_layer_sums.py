@@ -7,7 +7,8 @@ if not torch.cuda.is_available():
     pytest.skip("needs a CUDA device", allow_module_level=True)
 
 from coalmine.canaries.layer_sums_triton import LayerSums
-from coalmine.measure.noise_law import NoiseParts, _device_sums, _numbers, _scaled, _sums
+from coalmine.measure.arrays import on_numpy, on_torch
+from coalmine.measure.noise_law import NoiseParts
 
 
 @pytest.mark.parametrize("with_total", [True, False])
@@ -45,21 +46,24 @@ def test_sums_of_the_noise_agree_with_those_of_each_part_in_double_precision(lay
     dim = sum(layers)
     parts = NoiseParts.of([(str(i), size) for i, size in enumerate(layers)], dim)
     vector = torch.randn(dim + 1, generator=torch.Generator().manual_seed(3))[1:]
-    wanted, sizes = _numbers(_sums(vector.double(), parts)), _numbers(_sums(vector.double().abs(), parts))
-    found = _device_sums(vector.cuda(), parts)
+    wanted = on_numpy.law_sums(vector.double().numpy(), parts.groups, parts.pairs)
+    sizes = on_numpy.law_sums(vector.double().abs().numpy(), parts.groups, parts.pairs)
+    found = on_torch.law_sums(vector.cuda(), parts.groups, parts.pairs)
     assert found.shape == wanted.shape
     assert (abs(found - wanted) <= 2e-6 * sizes).all()  # float32 keeps 7 digits
-    assert (found == _device_sums(vector.cuda(), parts)).all()
+    assert (found == on_torch.law_sums(vector.cuda(), parts.groups, parts.pairs)).all()
 
 
 def test_noise_in_double_precision_on_a_device_is_summed_by_torch():
     parts = NoiseParts.of([("a", 2_000), ("b", 3_000)], 5_000)
     vector = torch.randn(5_000, dtype=torch.float64, generator=torch.Generator().manual_seed(4))
-    assert _device_sums(vector.cuda(), parts) == pytest.approx(_numbers(_sums(vector, parts)), rel=1e-12)
+    found = on_torch.law_sums(vector.cuda(), parts.groups, parts.pairs)
+    assert found == pytest.approx(on_numpy.law_sums(vector.numpy(), parts.groups, parts.pairs), rel=1e-12)
 
 
 def test_groups_are_standardised_on_a_device_as_on_the_host():
     parts = NoiseParts.of([("a", 2_000), ("b", 3_000), ("c", 301)], 5_301)
     vector = torch.randn(5_301, generator=torch.Generator().manual_seed(5))
     stds = [1.5, 0.25, 3.0]
-    assert torch.equal(_scaled(vector.cuda(), parts.groups, stds).cpu(), _scaled(vector, parts.groups, stds))
+    found = on_torch.scaled(vector.cuda(), parts.groups, stds).cpu().numpy()
+    assert (found == on_numpy.scaled(vector.numpy(), parts.groups, stds)).all()

@@ -57,7 +57,7 @@ def test_the_target_epsilon_is_the_claim_and_an_honest_run_keeps_it(spelled, tmp
     assert judged(result) == ("PASS", "legs")
     assert result.claim.sampling == Poisson(RATE, rounds=STEPS)
     line = "claimed epsilon 3 at delta 1e-05: one row, whole training, sampling counted"
-    assert line in str(result)
+    assert line in result.details()
     committed = json.loads((tmp_path / "audit" / "record.json").read_text())["statement"]["claim"]
     stated = {name: committed[name] for name in ("epsilon", "delta", "unit", "adjacency", "sampling")}
     assert stated == {
@@ -196,7 +196,7 @@ def test_a_claim_states_delta_and_unit():
     run = Run(claim=Claim(3.0, delta=1e-5, unit="document"), delta=None).train()
     result = run.finish()
     assert judged(result)[0] == "PASS"
-    assert "one document, whole training, sampling counted" in str(result)
+    assert "one document, whole training, sampling counted" in result.details()
     assert any(note.startswith("privacy unit: one document (a row of the data set)") for note in result.notes)
     with pytest.raises(ValueError, match="the claim is about one document, so finish"):
         run.finish(unit="user")

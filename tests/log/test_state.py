@@ -171,7 +171,7 @@ def test_metrics_config_and_result_are_stored_and_checked(tmp_path, caplog):
     assert [line["round"] for line in run.read_metrics()] == [1, 2, 3, 5]
     run.rewind_metrics_to(2)
     assert [line["round"] for line in run.read_metrics()] == [1, 2]
-    run.write_result(train(**SMALL).result(), accuracy=0.5)
+    run.write_result(train(**SMALL).result().with_entries(accuracy=0.5))
     found = run.read_result()
     assert (found["schema_version"], found["accuracy"], found["dim"]) == (1, 0.5, 400)
 

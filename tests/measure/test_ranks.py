@@ -5,7 +5,7 @@ import pytest
 
 from coalmine import Audit, mechanism_epsilon
 from coalmine.measure import blocks as block_measurer
-from coalmine.measure import expensive_rounds, noise_law
+from coalmine.measure import expensive_rounds, measurer, noise_law
 from coalmine.measure.ranks import Ranks, differences
 from coalmine.verdict.alarm import ViolationError
 from tests.audit.thread_ranks import on_ranks
@@ -174,7 +174,7 @@ def test_replicas_detect_noise_with_the_wrong_law(fault):
 @pytest.mark.parametrize("work", [sharded, replicated])
 def test_layer_lengths_of_a_large_model_need_no_sum_of_canaries(work, monkeypatch):
     """In most rounds of a large model the canaries' average contribution is subtracted: only the noise's length is left."""
-    for module in (noise_law, block_measurer, expensive_rounds):
+    for module in (noise_law, block_measurer, expensive_rounds, measurer):
         monkeypatch.setattr(module, "MANY_COORDINATES", 0)
     audit = on_ranks(2, lambda reduce: work(reduce, rounds=20))[0]
     rounds = list(audit.log.rounds())

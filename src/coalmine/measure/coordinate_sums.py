@@ -6,7 +6,6 @@ log gets their extremes and a few counts (`Reading`), which the gauge of coordin
 
 import hashlib
 import itertools
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import lru_cache
@@ -18,15 +17,14 @@ from scipy.special import gammaincinv
 
 from coalmine.argument_checks import Floats
 from coalmine.estimators.correlated import BandedNoise, CorrelatedNoise
-from coalmine.measure.noise_law import MANY_COORDINATES, NoiseParts, is_on_device, rounding_step
+from coalmine.measure.arrays import arrays_of, host_array, is_on_device, numpy_vector
+from coalmine.measure.noise_law import MANY_COORDINATES, NoiseParts, rounding_step
 from coalmine.measure.settings import Settings
-from coalmine.measure.vectors import is_device_jax, is_tensor, jax_measures, numpy_vector
 
 MOST = 1 << 24  # coordinates that are followed; of a larger model, the key chooses a stretch of each block
 FEWEST = 1 << 16  # under correlated noise, coordinates that are followed whatever memory it takes
 QUANTILES = (1e-3, 1e-2)  # of chi-squared: coordinates below each are counted
 SAMPLE, FEWEST_SAMPLED = 16_384, 8  # numbers from which rounding is recognised: of a vector, and of a group of layers
-CHUNK = 1 << 15  # coordinates that are added at a time on the host, so that they stay in the cache
 GROWTH = 1.125  # a large model's sums are read once they hold this many times the rounds of the last reading
 FINE = 1e-4  # rounding, in standard deviations, that is too small to matter
 NOTHING = 1e300  # larger than any sum
@@ -182,7 +180,7 @@ class CoordinateSums:
         own, encoder = self._blocks[block], self._encoders[block]
         steps = _Steps.of(release, others, own.groups, factor)
         if not is_on_device(noise):
-            noise, release = _on_host(noise), _on_host(release)
+            noise, release = host_array(noise), host_array(release)
         if encoder is not None:
             assert self._settings.noise is not None
             unit = (stated or 0.0) / self._settings.noise.std(number)
@@ -192,7 +190,7 @@ class CoordinateSums:
             if noise is None:
                 return None
         counts = np.array([place.stop - place.start for place in own.groups])
-        units = np.sqrt(_group_squares(noise, own.groups) / counts)
+        units = np.sqrt(arrays_of(noise).group_squares(noise, own.groups) / counts)
         if others is None:
             units = np.minimum(units, stated or 0.0)
         if not ((units > SMALLEST_UNIT) & (units < LARGEST_UNIT)).all():
@@ -202,7 +200,10 @@ class CoordinateSums:
             units = np.sqrt(np.maximum(units**2 - steps.variances, units**2 / 2))
         self._complete &= others is not None and not widened
         self._added, self._units[block] = number, units
-        self._sums[block] = _added(self._sums[block], noise, release, own.groups, units, steps if widened else None)
+        wide = np.array([steps.relative, steps.absolute]) if widened else None
+        self._sums[block] = arrays_of(noise).squares_added(
+            self._sums[block], noise, release, own.groups, (1 / units).tolist(), wide
+        )
         return True
 
     def leave_out(self, block: int, *, waiting: bool) -> None:
@@ -266,7 +267,7 @@ class CoordinateSums:
         counts = np.zeros(self.counts_size)
         limits = [chi_quantile(probability, self._rounds) for probability in QUANTILES]
         for total, own in self._followed:
-            places, values = _below(total, limits[-1])
+            places, values = arrays_of(total).below(total, limits[-1])
             counts[0] += len(total)
             counts[1 : 1 + len(limits)] += [(values < limit).sum() for limit in limits]
             counts[1 + len(limits) :] += np.bincount(own.layers_at(places), minlength=self._layers)
@@ -348,72 +349,8 @@ def _sampled_steps(vector: Any, groups: Sequence[slice]) -> tuple[Floats, Floats
     return relative, np.full(len(parts), whole[1]), rms
 
 
-def _on_host(vector: Any) -> npt.NDArray[np.floating[Any]]:
-    array = np.asarray(vector.detach().float() if is_tensor(vector) and vector.itemsize < 4 else vector)
-    return array if array.dtype in (np.float32, np.float64) else array.astype(np.float64)
-
-
-def _group_squares(vector: Any, groups: Sequence[slice]) -> Floats:
-    if is_device_jax(vector):
-        places = tuple((place.start, place.stop) for place in groups)
-        return np.square(numpy_vector(jax_measures().lengths(vector, places=places)))
-    if is_tensor(vector):
-        torch = sys.modules["torch"]
-        parts = list(vector.split([place.stop - place.start for place in groups]))
-        return np.square(numpy_vector(torch.stack(torch._foreach_norm(parts, 2, torch.float64))))
-    with np.errstate(over="ignore"):
-        return np.array([float(vector[place] @ vector[place]) for place in groups])
-
-
-def _added(total: Any, noise: Any, release: Any, groups: Sequence[slice], units: Floats, steps: _Steps | None) -> Any:
-    """The sums with a round's squares. If it was rounded, every size is increased by what rounding may have taken away."""
-    scales = (1 / units).tolist()
-    wide = np.zeros((2, len(groups))) if steps is None else np.array([steps.relative, steps.absolute])
-    if is_device_jax(noise):
-        places = tuple((place.start, place.stop) for place in groups)
-        zeros = jax_measures().zeros_like(noise) if total is None else total
-        return jax_measures().squares_added(zeros, noise, release, np.array([scales, *wide], np.float32), groups=places)
-    if is_tensor(noise):
-        return _added_on_gpu(total, noise.float(), release, groups, scales, None if steps is None else wide)
-    total = np.zeros(len(noise), np.float32) if total is None else total
-    for place, scale, relative, absolute in zip(groups, scales, *wide.tolist(), strict=True):
-        for start in range(place.start, place.stop, CHUNK):
-            here = slice(start, min(start + CHUNK, place.stop))
-            piece = noise[here] * scale
-            if steps is not None:
-                piece = np.abs(piece) * (1 + relative) + (np.abs(release[here]) * relative + absolute) * scale
-            piece *= piece
-            total[here] += piece
-    return total
-
-
-def _added_on_gpu(
-    total: Any, noise: Any, release: Any, groups: Sequence[slice], scales: list[float], wide: Floats | None
-) -> Any:
-    torch = sys.modules["torch"]
-    total = torch.zeros_like(noise) if total is None else total
-    sizes = [place.stop - place.start for place in groups]
-    if wide is not None:
-        parts = zip(noise.split(sizes), release.float().split(sizes), *wide.tolist(), strict=True)
-        noise = torch.cat([one.abs() * (1 + rel) + two.abs() * rel + step for one, two, rel, step in parts])
-    own = list(noise.split(sizes))
-    torch._foreach_addcmul_(list(total.split(sizes)), own, own, [scale * scale for scale in scales])
-    return total
-
-
 def _extremes(total: Any, own: _Block) -> tuple[float, float, float, float]:
     """The smallest sum and its layer, then the largest."""
-    total = total if is_tensor(total) else np.asarray(total)
     ends = [int(total.argmin()), int(total.argmax())]
     low, high = own.layers_at(np.array(ends)).tolist()
     return float(total[ends[0]]), float(low), float(total[ends[1]]), float(high)
-
-
-def _below(total: Any, limit: float) -> tuple[npt.NDArray[np.int64], Floats]:
-    """The places of the sums below a limit, and these sums."""
-    if is_tensor(total):
-        places = (total < limit).nonzero().flatten()
-        return np.asarray(places.cpu().numpy(), dtype=np.int64), numpy_vector(total[places])
-    values = np.asarray(total)
-    chosen = np.flatnonzero(values < limit)
-    return chosen, values[chosen].astype(np.float64)

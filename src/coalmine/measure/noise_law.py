@@ -6,7 +6,6 @@ round, the others in those that `ExpensiveRounds` draws. A large model on a GPU 
 """
 
 import itertools
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,9 +15,9 @@ import numpy.typing as npt
 from scipy import fft
 
 from coalmine.argument_checks import Floats
+from coalmine.measure.arrays import arrays_of, host_array, is_on_device, numpy_vector
 from coalmine.measure.round import LARGEST_SQUARE, SMALLEST_SQUARE
 from coalmine.measure.settings import Settings
-from coalmine.measure.vectors import is_device_jax, is_tensor, jax_measures, numpy_vector
 
 CELL = 0.125  # width of a histogram's cell, in standard deviations
 CELLS = 96  # between -6 and 6 standard deviations; one more on each side for values beyond
@@ -114,11 +113,6 @@ def _size(place: slice) -> int:
     return int(place.stop - place.start)
 
 
-def is_on_device(vector: Any) -> bool:
-    """Whether a vector lies on a GPU, where many small measurements cost more than a few large ones."""
-    return bool(vector.device.type != "cpu") if is_tensor(vector) else is_device_jax(vector)
-
-
 def measure_law(
     noise: Any, release: Any, parts: NoiseParts, *, full: bool, exact: bool, sizes: Sequence[Any] = ()
 ) -> dict[str, Any]:
@@ -143,9 +137,9 @@ def law_sums(
     blocks: int = 1,
 ) -> dict[str, Floats]:
     """The measurements of the noise in one of `blocks` blocks, by name; `law_record` makes the record from them."""
-    vector: Any = noise if is_on_device(noise) else _host_vector(noise)
+    vector: Any = noise if is_on_device(noise) else host_array(noise, double=False)
     with np.errstate(over="ignore", invalid="ignore"):
-        numbers = _device_sums(vector, parts) if is_on_device(vector) else _numbers(_sums(vector, parts))
+        numbers = arrays_of(vector).law_sums(vector, parts.groups, parts.pairs)
     first = 3 * len(parts.groups)
     measured = {"moments": numbers[:first], "lags": numbers[first : first + 2], "dots": numbers[first + 2 :]}
     if full and _is_sound(measured["moments"], numbers):
@@ -178,6 +172,42 @@ def block_sizes(parts: NoiseParts, *, dim: int, number: int, blocks: int, full: 
     sample = len(range(0, dim, _sample_step(dim, blocks)))
     numbers |= {"spectrum": 2, "release": sample, "noise": sample, "tail": _tail_size(dim, blocks)}
     return numbers | ({"peaks": _peaks_size(dim)} if number == 0 else {})
+
+
+@dataclass(frozen=True)
+class LawSizes:
+    """The sizes of the sums that describe the noise: of those over all blocks, and of those kept for each block."""
+
+    shared: dict[str, int]
+    by_block: list[dict[str, int]]
+
+    @classmethod
+    def of(cls, settings: Settings, parts: Sequence[NoiseParts], *, full: bool, sizes: int) -> "LawSizes":
+        """For a model in blocks, with the noise's parts in each; `sizes` is the number of those in `measure_law`."""
+        places = settings.law_stretches
+        by_block = [
+            block_sizes(part, dim=_size(place), number=number, blocks=len(places), full=full)
+            for number, (part, place) in enumerate(zip(parts, places, strict=True))
+        ]
+        return cls(summed_sizes(full=full, sizes=sizes), by_block)
+
+    @property
+    def total(self) -> int:
+        """How many numbers there are, after two for the rounding."""
+        return 2 + sum(self.shared.values()) + sum(sum(sizes.values()) for sizes in self.by_block)
+
+    def zeros(self) -> tuple[dict[str, Floats], list[dict[str, Floats]]]:
+        """Arrays for the sums."""
+        return self.unpack(np.zeros(self.total - 2))
+
+    def unpack(self, numbers: Floats) -> tuple[dict[str, Floats], list[dict[str, Floats]]]:
+        """The sums by name, in arrays of their own."""
+        arrays, place = [], 0
+        for sizes in (self.shared, *self.by_block):
+            edges = np.cumsum([place, *sizes.values()])
+            arrays.append({name: numbers[i:j] for name, i, j in zip(sizes, edges, edges[1:], strict=False)})
+            place = int(edges[-1])
+        return arrays[0], arrays[1:]
 
 
 def law_record(
@@ -216,29 +246,6 @@ def law_record(
     return fields
 
 
-def _sums(vector: Any, parts: NoiseParts) -> list[Any]:
-    """Sums of absolute values, squares and fourth powers by group of layers; then products of neighbours and of layers."""
-    square = vector * vector
-    sums = [value for g in parts.groups for value in (abs(vector[g]).sum(), square[g].sum(), square[g] @ square[g])]
-    sums += [vector[lag:] @ vector[:-lag] for lag in (1, 2)]
-    for one, two in parts.pairs:
-        first, second = vector[one], vector[two]
-        sums += [first @ second, first @ first, second @ second]
-    return sums
-
-
-def _device_sums(vector: Any, parts: NoiseParts) -> Floats:
-    """`_sums` of a vector on a GPU, where a sum for each layer would be thousands of launches."""
-    groups = tuple((place.start, place.stop) for place in parts.groups)
-    pairs = tuple(((one.start, one.stop), (two.start, two.stop)) for one, two in parts.pairs)
-    if is_device_jax(vector):
-        return numpy_vector(jax_measures().law_sums(vector, groups=groups, pairs=pairs))
-    from coalmine.canaries.rotation_torch import noise_sums
-
-    sums = noise_sums(vector, groups, pairs)
-    return _numbers(_sums(vector, parts)) if sums is None else numpy_vector(sums)
-
-
 def _full(
     vector: Any,
     release: Any,
@@ -250,14 +257,15 @@ def _full(
     blocks: int,
 ) -> dict[str, Floats]:
     stds = [float(np.sqrt(moments[i, 1] / _size(place))) for i, place in enumerate(parts.groups)]
-    standard = _scaled(vector, parts.groups, stds)
+    arrays = arrays_of(vector)
+    standard = arrays.scaled(vector, parts.groups, stds)
     cells = (standard * GRID_PER_STD + GRID_BINS // 2).clip(0, GRID_BINS - 1)
     measured = {
-        "counts": _histogram(standard),
+        "counts": arrays.counts((standard * (1 / CELL) + (CELLS // 2 + 1)).clip(0, CELLS + 1), number=CELLS + 2),
         "zeros": np.array([_near_zero(standard, width), _near_zero(standard, BARE) if exact else 0]),
-        "follows": np.array([number for size in sizes for number in _follows(standard, size)]),
+        "follows": np.array([number for size in sizes for number in arrays.follows(standard, size)]),
         "spectrum": np.array(_spectrum(standard)),
-        "cells": _counts(cells, GRID_BINS),
+        "cells": arrays.counts(cells, number=GRID_BINS),
         "release": _host_sample(release, blocks),
         "noise": _host_sample(vector, blocks),
         "peaks": _peaks(standard),
@@ -275,20 +283,6 @@ def _near_zero(standard: Any, width: float) -> int:
     return int((abs(standard) < width).sum())
 
 
-def _follows(standard: Any, size: Any) -> Floats:
-    """Whether the noise is larger where another vector is: the product of their sizes, and the square of the other's.
-
-    The other vector's size is clipped at three times its mean, so that no single coordinate decides.
-    """
-    if is_device_jax(standard):
-        return numpy_vector(jax_measures().follows(standard, size))
-    weights = abs(_on_device_of(standard, size))  # cast after the division: 1e60 is infinite in float32
-    mean = weights.mean()
-    weights = _in_precision_of(standard, (weights / (mean + (mean == 0))).clip(0, 3))
-    weights = weights - weights.mean()
-    return _numbers([weights @ (standard * standard - 1), weights @ weights])
-
-
 def _followed(sums: Floats) -> Floats:
     """A standard normal score and the slope of the noise's variance, for each vector that the noise may follow."""
     scores = [
@@ -298,50 +292,11 @@ def _followed(sums: Floats) -> Floats:
     return np.array(scores).ravel()
 
 
-def _on_device_of(like: Any, vector: Any) -> Any:
-    """A vector on the device of another one, at least in its precision."""
-    if is_tensor(like):
-        torch = sys.modules["torch"]
-        moved = torch.as_tensor(vector, device=like.device)
-        return moved.to(torch.promote_types(moved.dtype, like.dtype))
-    double = is_tensor(vector) and vector.dtype == sys.modules["torch"].float64
-    moved = vector.detach().numpy() if double else _host_vector(vector)
-    return moved.astype(np.promote_types(moved.dtype, like.dtype), copy=False)
-
-
-def _in_precision_of(like: Any, vector: Any) -> Any:
-    return vector.to(like.dtype) if is_tensor(like) else vector.astype(like.dtype, copy=False)
-
-
-def _histogram(standard: Any) -> npt.NDArray[np.int64]:
-    cells = (standard * (1 / CELL) + (CELLS // 2 + 1)).clip(0, CELLS + 1)
-    return _counts(cells, CELLS + 2)
-
-
 def _spectrum(standard: Any) -> tuple[float, float]:
     """The largest autocorrelation over all lags, in standard deviations of its null, and its lag."""
     dim = len(standard)
-    size = fft.next_fast_len(dim, real=True)
-    half = size // 2
-    if is_device_jax(standard):
-        largest, place, length = jax_measures().numbers(list(jax_measures().strongest_lag(standard, size=size)))
-        return largest / (length / dim), place
-    if is_tensor(standard):
-        torch = sys.modules["torch"]
-        lagged = torch.fft.irfft(torch.fft.rfft(standard, n=size).abs() ** 2, n=size)[: half + 1].abs()
-        lag = torch.arange(half + 1, device=lagged.device, dtype=lagged.dtype)
-    else:
-        image = fft.rfft(standard, n=size)
-        lagged = np.abs(fft.irfft(image.real**2 + image.imag**2, n=size)[: half + 1])
-        lag = np.arange(half + 1, dtype=lagged.dtype)
-    terms = (dim - lag).clip(0) + (dim - size + lag).clip(0)  # products in each sum of the padded vector, cyclic
-    if 2 * half == size:
-        terms[-1] *= 2  # at half the length each product occurs twice
-    scores = lagged / terms.clip(1) ** 0.5
-    scores[0] = 0.0
-    best = scores.argmax()
-    largest, place, length = _numbers([scores[best], lag[best], lagged[0]])
-    return largest / (length / dim), place
+    score, lag, length = arrays_of(standard).strongest_lag(standard, fft.next_fast_len(dim, real=True))
+    return score / (length / dim), lag
 
 
 def _grid(cells: Floats, release: Floats, noise: Floats, dim: int, std: float) -> tuple[float, float, float, float]:
@@ -384,15 +339,8 @@ def _alignment(release: Floats, noise: Floats, frequency: float, width: float) -
 
 def _tail(vector: Any, blocks: int) -> Floats:
     """The largest absolute values of one of `blocks` blocks, sorted."""
-    count = _tail_size(len(vector), blocks)
-    if is_tensor(vector):
-        largest = numpy_vector(vector.abs().topk(count).values)
-    elif is_device_jax(vector):
-        largest = numpy_vector(jax_measures().largest(vector, count=count)[0])
-    else:
-        size = np.abs(vector)
-        largest = np.partition(size, len(size) - count)[-count:].astype(np.float64)
-    return np.sort(largest)
+    sizes, _, _ = arrays_of(vector).largest(vector, count=_tail_size(len(vector), blocks))
+    return np.sort(sizes.astype(np.float64))
 
 
 def _tail_size(dim: int, blocks: int) -> int:
@@ -402,17 +350,9 @@ def _tail_size(dim: int, blocks: int) -> int:
 
 def _peaks(standard: Any) -> npt.NDArray[np.int32]:
     """Indices of the largest values, counted from 1, with the values' signs."""
-    count = _peaks_size(len(standard))
-    if is_tensor(standard):
-        places = standard.abs().topk(count).indices.sort().values
-        signs = standard[places].sign().to(places.dtype)
-        return np.asarray(((places + 1) * signs).cpu().numpy()).astype(np.int32)
-    if is_device_jax(standard):
-        _, places, signs = jax_measures().largest(standard, count=count)
-        order = np.argsort(np.asarray(places))
-        return np.asarray((np.asarray(places) + 1) * np.asarray(signs))[order].astype(np.int32)
-    places = np.sort(np.argpartition(np.abs(standard), len(standard) - count)[-count:])
-    return np.asarray((places + 1) * np.sign(standard[places])).astype(np.int32)
+    _, places, signs = arrays_of(standard).largest(standard, count=_peaks_size(len(standard)))
+    order = np.argsort(places)
+    return np.asarray((places + 1) * signs)[order].astype(np.int32)
 
 
 def _peaks_size(dim: int) -> int:
@@ -480,41 +420,3 @@ def _host_sample(vector: Any, blocks: int = 1) -> Floats:
 def _sample_step(dim: int, blocks: int) -> int:
     """The step of the sample of a block, so that the samples of all blocks are small."""
     return max(dim * blocks // 2048, 1)
-
-
-def _host_vector(vector: Any) -> npt.NDArray[np.floating[Any]]:
-    array = vector.detach().float().numpy() if is_tensor(vector) else np.asarray(vector)
-    return array if array.dtype in (np.float32, np.float64) else array.astype(np.float64)
-
-
-def _scaled(vector: Any, groups: Sequence[slice], stds: Sequence[float]) -> Any:
-    if len(groups) == 1:
-        return vector / stds[0]
-    if is_device_jax(vector):
-        parts = [vector[place] / std for place, std in zip(groups, stds, strict=True)]
-        return jax_measures().joined(parts, vector.dtype)
-    scaled = vector.clone() if is_tensor(vector) else vector.copy()
-    if is_on_device(scaled):
-        sys.modules["torch"]._foreach_div_(list(scaled.split([_size(place) for place in groups])), list(stds))
-        return scaled
-    for place, std in zip(groups, stds, strict=True):
-        scaled[place] /= std
-    return scaled
-
-
-def _counts(cells: Any, number: int) -> npt.NDArray[np.int64]:
-    if is_tensor(cells):
-        torch = sys.modules["torch"]
-        return np.asarray(torch.bincount(cells.to(torch.int64), minlength=number).cpu().numpy(), dtype=np.int64)
-    if is_device_jax(cells):
-        return np.asarray(jax_measures().counts(cells, number=number), dtype=np.int64)
-    return np.bincount(cells.astype(np.int32), minlength=number).astype(np.int64)
-
-
-def _numbers(values: list[Any]) -> Floats:
-    """The numbers on the host, transferred at once."""
-    if is_tensor(values[0]):
-        return numpy_vector(sys.modules["torch"].stack(values))
-    if is_device_jax(values[0]):
-        return np.asarray(jax_measures().numbers(values))
-    return np.array(values, dtype=np.float64)

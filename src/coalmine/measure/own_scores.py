@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from coalmine.argument_checks import Floats, WrongTypeError
+from coalmine.measure.arrays import numpy_vector
 from coalmine.measure.round import Round, Singles
-from coalmine.measure.vectors import numpy_vector
 
 Attack = Callable[..., npt.ArrayLike]
 

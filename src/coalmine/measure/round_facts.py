@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from coalmine.argument_checks import WrongTypeError, one_number, positive_array, short_repr, whole_number
+from coalmine.measure.arrays.on_numpy import LONGEST, SHORTEST
 from coalmine.measure.settings import Settings
-from coalmine.measure.vectors import LONGEST, SHORTEST
 
 MOST_CLIENTS = 10**15
 

@@ -120,6 +120,12 @@ class OneProcess:
         like = torch.empty(0, dtype=self._dtype, device=self._optimizer.params[0].device)
         return list(self.parts(audit.updates(present, clip_norm, scale=scale, like=like)))
 
+    def rows(self, audit: Audit, canaries: list[int], size: float) -> Sequence[Any]:
+        """These canaries, each of norm `size`, as the rows of one matrix for each parameter."""
+        like = torch.empty(0, dtype=self._dtype, device=self._optimizer.params[0].device)
+        rows = audit.measurer.rows_of(canaries, size, like)
+        return torch.split(rows, [p.numel() for p in self._optimizer.params], dim=1)
+
     def _flat(self, name: str) -> "_Flat":
         if name not in self._kept:
             self._kept[name] = _Flat(self._optimizer.params, self._dtype)

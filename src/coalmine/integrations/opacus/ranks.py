@@ -5,6 +5,7 @@ So canaries join rank 0's sum, and the release is observed after `reduce_gradien
 reduced and in shards, each rank adds noise to its own shard, and the step hook already sees the release.
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar, TypeVar, Unpack
@@ -118,6 +119,11 @@ class Replicated(OneProcess):
         """The sum of these canaries, one tensor for each parameter."""
         sums = audit.updates(present, clip_norm, scale=scale)
         return [sums[name] for name in self._tree_names()]
+
+    def rows(self, audit: Audit, canaries: list[int], size: float) -> Sequence[Any]:
+        sign = math.copysign(1.0, size)
+        each = [self.updates(audit, [canary], abs(size)) for canary in canaries]
+        return [torch.stack([row.reshape(-1) for row in rows]) * sign for rows in zip(*each, strict=True)]
 
     def _tree(self, parts: Sequence[Any]) -> dict[str, Any]:
         pairs = zip(self._optimizer.params, parts, strict=True)

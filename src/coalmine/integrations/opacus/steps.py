@@ -4,7 +4,7 @@ A step moves the model against its gradient, so canaries are subtracted from the
 noised gradient.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -124,10 +124,10 @@ class AuditedSteps:
         self._present = self._selection.canaries(self._examples)
         self._others, self._clipped = self._gradients.combined(self._clipped), None
         if self._present.size and self._gradients.joins:
-            size = float(self._optimizer.max_grad_norm)
-            entering = np.concatenate([*self._selection.repeats, self._present])
-            rows = [self._gradients.updates(self._audit, [i], size, scale=scale) for i in entering]
-            _append_rows(self._optimizer.params, [-torch.stack(parts) for parts in zip(*rows, strict=True)])
+            size = -scale * float(self._optimizer.max_grad_norm)  # a step goes against the gradient
+            groups = [group.tolist() for group in [*self._selection.repeats, self._present] if group.size]
+            rows = [self._gradients.rows(self._audit, group, size) for group in groups]
+            _append_rows(self._optimizer.params, rows)
 
     def _clipped_sum(self) -> list[Any]:
         """The clipped sum of this step's examples so far, computed here because the optimizer's own clip is under test."""
@@ -232,10 +232,10 @@ class AuditedSteps:
             raise RuntimeError(UNSEEN_STEP)
 
 
-def _append_rows(params: list[Any], rows: list[Any]) -> None:
-    """Append rows, one array for each parameter, to the last batch as additional examples."""
-    for p, part in zip(params, rows, strict=True):
+def _append_rows(params: list[Any], groups: Sequence[Sequence[Any]]) -> None:
+    """Append groups of rows, each a matrix for each parameter, to the last batch as additional examples."""
+    for p, *parts in zip(params, *groups, strict=True):
         batches = p.grad_sample if isinstance(p.grad_sample, list) else [p.grad_sample]
         last = batches[-1]
-        longer = torch.cat([last, part.to(last.dtype).view(-1, *last.shape[1:])])
+        longer = torch.cat([last, *(part.to(last.dtype).reshape(-1, *last.shape[1:]) for part in parts)])
         p.grad_sample = [*batches[:-1], longer] if isinstance(p.grad_sample, list) else longer

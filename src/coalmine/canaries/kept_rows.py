@@ -1,0 +1,33 @@
+"""Canaries as the rows of a matrix. Those of a small model are made once and kept: a transform costs more than a copy."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from coalmine.canaries.array_types import Array, is_tensor
+
+MOST_KEPT = 1 << 26  # numbers of a matrix that is kept: 256 MB in single precision, of which only used rows take memory
+
+
+class KeptRows:
+    """The observed canaries of a model on the host, in single precision; each is made when it is first used, and kept."""
+
+    def __init__(self, make: Callable[[list[int], Any], Any], count: int, dim: int) -> None:
+        self._make, self._dim = make, dim
+        self._rows: Array | None = np.empty((count, dim), np.float32) if count * dim <= MOST_KEPT else None
+        self._is_made = np.zeros(count, np.bool_)
+
+    def keeps(self, like: Any) -> bool:
+        """Whether canaries of the kind of `like` are kept: not those on a GPU, of a large model, or in double precision."""
+        on_host = isinstance(like, np.ndarray) or (is_tensor(like) and like.device.type == "cpu")
+        return self._rows is not None and on_host and like.dtype.itemsize <= 4
+
+    def of(self, indices: Sequence[int]) -> Array:
+        """Copies of the canaries at `indices`, as the rows of a matrix."""
+        assert self._rows is not None
+        for index in indices:
+            if not self._is_made[index]:
+                self._rows[index] = self._make([index], np.empty(0, np.float32))
+                self._is_made[index] = True
+        return self._rows[list(indices)]
