@@ -648,6 +648,7 @@ def test_canaries_behind_the_clip_do_not_detect_a_forgotten_clip():
     assert result.adversaries["known-others"].verdict.outcome != "VIOLATION"
 
 
+@pytest.mark.full
 def test_canaries_through_or_behind_a_correct_clip_give_the_same_result():
     settings = {"steps": 4, "examples": 200, "batch": 100, "sampling_probability": 0.5, "canaries": 50, "physical": 32}
     behind, _, _ = train(**settings)

@@ -142,6 +142,7 @@ def test_other_settings_or_another_seed_are_rejected(tmp_path):
               layers=[("first", 150), ("second", 250)])  # fmt: skip
 
 
+@pytest.mark.full
 def test_only_one_process_writes_and_readers_never_wait(tmp_path):
     audit = observed(new_audit(tmp_path / "run"), deltas(2))
     code = f"import coalmine; coalmine.RunDirectory({str(tmp_path / 'run')!r}).lock()"
