@@ -9,8 +9,10 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constr
 .PHONY: run reproduce test test-full test-all coverage check docs docs-serve bench fuzz studies lowest newest clean wheel dist
 .DELETE_ON_ERROR:
 
+# An honest training run, which keeps its claim, and the same with half the noise, which breaks it; 0 if both are found.
 run: .venv/core.done
-	$(BIN)/coalmine run
+	$(BIN)/coalmine run --out runs/honest
+	$(BIN)/coalmine run --fault halved-noise --out runs/halved-noise; test $$? -eq 1
 
 # The paper's experiments at scale small, each checked for its claims and trends; see docs/evidence/reproduction.md.
 reproduce: .venv/dev.done

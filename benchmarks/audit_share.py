@@ -22,6 +22,7 @@ from coalmine.simulation.distributed.local_ranks import LocalRanks, SharedExampl
 from coalmine.simulation.dp_fedavg import Training
 from coalmine.simulation.engines import client_engine
 from coalmine.simulation.models import cnn_dropout
+from coalmine.simulation.planned_privacy import PlannedPrivacy
 from coalmine.simulation.population import random_partition
 from coalmine.simulation.tasks import Task
 
@@ -69,8 +70,8 @@ def measure() -> tuple[list[float], list[float], float]:
         deferred=True,
     )
     shared, engine = SharedExamples(examples), client_engine("auto", model, examples, config.client)
-    cohorts = plan_cohorts(config, CLIENTS, audit.canaries_in_round)
-    training = Training(config, task=task, engine=engine, cohorts=cohorts, audit=audit)
+    planned = PlannedPrivacy(config, plan_cohorts(config, CLIENTS, audit.canaries_in_round), CLIENTS)
+    training = Training(planned, task=task, engine=engine, audit=audit)
     ranks = LocalRanks(model, shared, training.sums, size=cores())
     if cores() > 1:
         training.clients_sum = ranks.compute

@@ -29,6 +29,7 @@ from coalmine.simulation.distributed.local_ranks import LocalRanks, SharedExampl
 from coalmine.simulation.dp_fedavg import Training
 from coalmine.simulation.engines import ClientSettings, Examples
 from coalmine.simulation.models import Model, cnn_dropout
+from coalmine.simulation.planned_privacy import PlannedPrivacy
 from coalmine.simulation.population import Population, random_partition
 from coalmine.simulation.tasks import Task
 
@@ -80,8 +81,8 @@ class Side:
             deferred=True,
         )
         shared, engine = SharedExamples(examples), engine_of(config, model, examples)
-        cohorts = plan_cohorts(config, CLIENTS, self.audit.canaries_in_round)
-        self.training = Training(config, task=task, engine=engine, cohorts=cohorts, audit=self.audit)
+        planned = PlannedPrivacy(config, plan_cohorts(config, CLIENTS, self.audit.canaries_in_round), CLIENTS)
+        self.training = Training(planned, task=task, engine=engine, audit=self.audit)
         self.local = LocalRanks(model, shared, self.training.sums, size=ranks)
         if ranks > 1:
             self.training.clients_sum = self.local.compute

@@ -27,6 +27,7 @@ from coalmine.simulation.distributed.rank_group import RankGroup
 from coalmine.simulation.distributed.rounds import RankSums
 from coalmine.simulation.dp_fedavg import Training
 from coalmine.simulation.engines import client_engine
+from coalmine.simulation.planned_privacy import PlannedPrivacy
 from coalmine.simulation.population import Partition
 from coalmine.simulation.tasks import Task
 
@@ -56,7 +57,7 @@ def whole_runs() -> float:
         assert group.backend == "nccl", group.backend
         outcome = start(config, Path(folder) / "ranks", ranks=group)
         start(config, Path(folder) / "alone")
-        print(f"digits: {outcome.engine}, through {group.backend}; {outcome.heading()}")
+        print(f"digits: {outcome.trainer.engine}, through {group.backend}; {outcome}")
         one, other = (np.load(Path(folder) / name / "model.npy") for name in ("ranks", "alone"))
     return float(np.linalg.norm(one - other) / np.linalg.norm(other))
 
@@ -81,8 +82,8 @@ def cnn_rounds(*, in_group: bool) -> tuple[torch.Tensor, float]:
         deferred=True,
     )
     engine = client_engine("auto", work.model, work.examples, config.client, memory_limit=32.0, precision="fp32")
-    cohorts = plan_cohorts(config, work.clients, audit.canaries_in_round)
-    training = Training(config, task=task, engine=engine, cohorts=cohorts, audit=audit)
+    planned = PlannedPrivacy(config, plan_cohorts(config, work.clients, audit.canaries_in_round), work.clients)
+    training = Training(planned, task=task, engine=engine, audit=audit)
     if in_group:
         training.clients_sum = RankSums(join(), training.sums).compute
     state, taken = training.initial_state(), []

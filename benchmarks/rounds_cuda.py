@@ -29,6 +29,7 @@ from coalmine.simulation.engines.plain.engine import ClientSettings, Engine, Exa
 from coalmine.simulation.engines.plain.one_by_one import OneByOne
 from coalmine.simulation.engines.plain.vectorized import VectorizedTogether
 from coalmine.simulation.models import Model, cnn_dropout, word_lstm
+from coalmine.simulation.planned_privacy import PlannedPrivacy
 from coalmine.simulation.population import Partition
 from coalmine.simulation.tasks import Task
 
@@ -140,8 +141,8 @@ def rounds(name: str, work: Work, client: ClientSettings) -> dict[str, Any]:
     engine = client_engine(
         "auto", work.model, work.examples, client, memory_limit=config.engine.memory_limit or 1.0, precision="tf32"
     )
-    cohorts = plan_cohorts(config, work.clients, audit.canaries_in_round)
-    training = Training(config, task=task, engine=engine, cohorts=cohorts, audit=audit)
+    planned = PlannedPrivacy(config, plan_cohorts(config, work.clients, audit.canaries_in_round), work.clients)
+    training = Training(planned, task=task, engine=engine, audit=audit)
     state = training.initial_state()
     for _ in range(4):
         training.round(state)

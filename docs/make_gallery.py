@@ -43,7 +43,7 @@ def audited_run(
     analytical = coalmine.mechanism_epsilon(noise_multiplier, delta=DELTA, participations=max(presentations))
     assert audit.directory is not None
     result = audit.result(claim=analytical, analytical_epsilon=analytical)
-    audit.directory.write_result(result, noise_multiplier=noise_multiplier)
+    audit.directory.write_result(result.with_entries(noise_multiplier=noise_multiplier))
     audit.directory.close()
     return read_run(path)
 

@@ -38,8 +38,8 @@ def read_finished(directory: Path) -> RunNumbers:
     _check_whole(directory / "audit" / "rounds.log", seen, config["rounds"])
     _check_whole(directory / "metrics.jsonl", [line["round"] for line in metrics], config["rounds"])
     result = AuditResult.from_dict(home.read_result())
-    settings, told = result.settings, numbers(dict(result.extra))
-    update_noise = float(told["update_noise_multiplier"])
+    settings, told = result.settings, result.trainer
+    update_noise, usual = _known(told.update_noise_multiplier), int(_known(told.presentations))
     scores = {(item.rung, item.presentations): item for item in ladder(log, settings)}
     task, times = config["task"]["name"], presented_times(log, settings)
     return {
@@ -56,27 +56,33 @@ def read_finished(directory: Path) -> RunNumbers:
         "canary_rounds": [int(times.min()), int(times.max())],  # fewest and most presentations of a canary
         "client_slots": sum(line["clients"] for line in metrics),
         "noise": config["privacy"]["noise"],
-        "noise_multiplier": float(told["noise_multiplier"]),
+        "noise_multiplier": _known(told.noise_multiplier),
         "update_noise_multiplier": update_noise,
-        "presentations": told["presentations"],
+        "presentations": told.presentations,
         "analytical": result.analytical_epsilon,
-        "update_epsilon": told["update_epsilon"],
-        "client_rounds": told["client_rounds"],
-        "client_epsilon": told["client_epsilon"],
-        "accuracy": told["accuracy"],
+        "update_epsilon": told.update_epsilon,
+        "client_rounds": told.client_rounds,
+        "client_epsilon": told.client_epsilon,
+        "accuracy": told.accuracy,
         "verdict": None if result.verdict is None else str(result.verdict.outcome),
-        "engine": told["engine"],
+        "engine": told.engine,
         "device": config["engine"]["device"],
         "precision": config["engine"].get("precision"),
         "seconds": training_seconds(home),
         "clip_norms": _clip_norms(metrics),
         "rows": [
-            _row(name, row, scores.get((name, row.presentations)), settings.delta, update_noise, told["presentations"])
+            _row(name, row, scores.get((name, row.presentations)), settings.delta, update_noise, usual)
             for name, adversary in result.adversaries.items()
             for row in adversary.rows
         ],
         "densities": _densities(log, settings, times),
     }
+
+
+def _known(value: float | None) -> float:
+    """A number that every trainer of coalmine writes."""
+    assert value is not None
+    return value
 
 
 def _check_whole(path: Path, numbers: Sequence[int], rounds: int) -> None:

@@ -23,21 +23,22 @@ THREADS = {"OMP_NUM_THREADS": "1"}  # the processes share the cores
 def run_seed(seed: int) -> dict[str, Any]:
     """One short run of the default task."""
     from coalmine.simulation import RunConfig, simulate
+    from coalmine.simulation.config import ClaimSettings
 
     started = time.monotonic()
-    outcome = simulate(RunConfig(rounds=ROUNDS, seed=seed))
-    row = outcome.result.adversaries["known-others"].headline
+    outcome = simulate(RunConfig(rounds=ROUNDS, seed=seed, claim=ClaimSettings(analytical=True)))
+    row = outcome.adversaries["known-others"].headline
     assert row.estimate.interval is not None
     low, high = row.estimate.interval
     return {
         "seed": seed,
         "rounds": ROUNDS,
-        "analytical": outcome.analytical,
+        "analytical": outcome.analytical_epsilon,
         "epsilon": row.estimate.epsilon,
         "interval": [float(low), float(high)],
-        "covers": bool(low <= outcome.analytical <= high),
-        "if_claimed": None if outcome.if_claimed is None else outcome.if_claimed.outcome,
-        "accuracy": outcome.accuracy,
+        "covers": bool(low <= outcome.analytical_epsilon <= high),
+        "if_claimed": None if outcome.verdict is None else outcome.verdict.outcome,
+        "accuracy": outcome.trainer.accuracy,
         "seconds": round(time.monotonic() - started, 1),
     }
 

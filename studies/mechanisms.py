@@ -547,8 +547,8 @@ def check(name: str, seed: int) -> Record:
         "epsilon": result.epsilon,
         "seconds": taken,
         "notes": len(result.notes),
-        "decided_by": result.extra["check"]["decided_by"],
-        "fault": result.extra["check"]["likely_fault"],
+        "decided_by": result.trainer.check.decided_by,
+        "fault": result.trainer.check.likely_fault,
     }
 
 

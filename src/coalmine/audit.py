@@ -510,9 +510,7 @@ class Audit:
         result = self.result(
             claim=claim, analytical_epsilon=analytical_epsilon, clients=clients, audited=audited, watched=watched
         )
-        if self.directory is not None:
-            self.directory.write_result(result)
-        return result
+        return result.written_to(self.directory)
 
     def finish_with(self, finisher: Callable[..., AuditResult | ResultOnRank0]) -> None:
         """Let an integration finish the audit: from now on `finish` is this function, with arguments of its own."""

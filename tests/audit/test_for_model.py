@@ -303,7 +303,7 @@ def test_one_leaf_without_noise_is_a_violation():
     trained(audit, model, silent="scale")
     result = audit.result(claim=float(mechanism_epsilon(1.0, delta=DELTA)))
     assert result.verdict.outcome == "VIOLATION"
-    assert "scale" in str(result)
+    assert "scale" in result.details()
 
 
 @pytest.mark.parametrize("blocks", [None, BLOCKS])

@@ -8,7 +8,6 @@ from training import train
 
 from coalmine import Audit, Claim, Poisson, RandomAllocation, RunDirectory
 from coalmine.estimators.sampling import FixedSize, Shuffled, sampling_to_dict
-from coalmine.report.summary import coverage_lines
 from coalmine.result.audit_result import AuditResult
 from coalmine.verdict.coverage import AuditedItem
 
@@ -19,7 +18,7 @@ SCHEMA = json.loads((Path(__file__).parents[2] / "docs" / "reference" / "result.
 def test_results_match_the_published_schema(tmp_path, claim):
     audit = train(dim=600, canaries=60, rounds=6, presentations=(1, 2), layers=[("a", 100), ("b", 500)])
     run = RunDirectory(tmp_path)
-    run.write_result(audit.result(claim=claim, analytical_epsilon=float("inf")), accuracy=0.9)
+    run.write_result(audit.result(claim=claim, analytical_epsilon=float("inf")).with_entries(accuracy=0.9))
     found = run.read_result()
     jsonschema.Draft202012Validator(SCHEMA).validate(found)
     assert found["analytical_epsilon"] == "inf"
@@ -37,7 +36,7 @@ def test_an_item_that_failed_prevents_a_pass_and_leaves_a_violation(tmp_path):
         "clipping",
     )
     assert result.verdict.reason.endswith("(clipping): nothing was clipped")
-    assert "failed: clipping (nothing was clipped)" in coverage_lines(result)
+    assert "clipping: failed (nothing was clipped)" in result.details()
     run = RunDirectory(tmp_path)
     run.write_result(result)
     jsonschema.Draft202012Validator(SCHEMA).validate(run.read_result())

@@ -57,7 +57,7 @@ def train(path, seed, *, rng_seed=1, claim=5.0):
     audit.observe_final(model, initial=initial)
     np.save(path / "model.npy", model)
     result = audit.result(analytical_epsilon=5.0)
-    home.write_result(result, accuracy=0.8, noise_multiplier=1.0)
+    home.write_result(result.with_entries(accuracy=0.8, noise_multiplier=1.0))
     audit.close()
 
 
@@ -284,7 +284,7 @@ def judged(run, **changes):
     for number in range(1, ROUNDS + 1):
         delta = rng.normal(size=DIM)
         audit.observe_round(number, delta, present=np.arange(3), others=0 * delta, noise_std=1.0, clip_norm=1.0)
-    home.write_result(audit.result(claim=Claim(**told | changes)), population=200, noise_multiplier=1.0)
+    home.write_result(audit.result(claim=Claim(**told | changes)).with_entries(population=200, noise_multiplier=1.0))
     audit.close()
     return next(check for check in verify_run(run, b"a long secret") if check.name == "claim")
 
@@ -513,7 +513,7 @@ def test_a_number_that_was_not_committed_to_is_the_auditors_word(tmp_path):
     run, rng = tmp_path / "run", np.random.default_rng(1)
     with Audit(DIM, canaries=30, seed=b"a long secret", delta=1e-6, directory=run) as audit:
         audit.observe_round(1, rng.normal(size=DIM), present=[1, 2])
-        audit.directory.write_result(audit.result(analytical_epsilon=0.3), accuracy=0.5)
+        audit.directory.write_result(audit.result(analytical_epsilon=0.3).with_entries(accuracy=0.5))
     check = next(check for check in verify_run(run, b"a long secret") if check.name == "trainer")
     assert check.held is None
     assert check.detail.startswith("analytical_epsilon: not committed to before round 1")

@@ -46,7 +46,7 @@ def copied_run(folder, *, called="run"):
 
 
 @pytest.mark.parametrize("name", ["d[/b]", "[red]x", ESCAPE, "a\u202eb"])
-@pytest.mark.parametrize("command", ["compare", "verdict", "watch", "report --format md", "compare --csv"])
+@pytest.mark.parametrize("command", ["compare", "verdict", "watch", "report --format md"])
 def test_run_names_are_printed_without_markup_or_control_characters(command, name, tmp_path, capsys):
     run = copied_run(tmp_path, called=name)
     code, out, err = answer(capsys, *command.split(), str(run))

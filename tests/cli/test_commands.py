@@ -26,6 +26,7 @@ def test_version_and_help():
     assert "epsilon" in called("--help").stdout
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("missing", ["click", "rich"])
 def test_without_the_extra_the_command_says_what_to_install(missing):
     code = f"import sys; sys.modules['{missing}'] = None; from coalmine.__main__ import main; main()"
@@ -168,6 +169,7 @@ def test_there_are_15_commands_with_some_130_options():
     assert len(options) <= 132, "add a setting to a config file or to a function, not to a command"
 
 
+@pytest.mark.full
 def test_the_library_does_not_log_by_default():
     code = "import logging, coalmine; logging.getLogger('coalmine').warning('unheard')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
@@ -175,6 +177,7 @@ def test_the_library_does_not_log_by_default():
     assert "unheard" not in done.stderr
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("claim", "code", "output"), [("100 --known-others", 0, "--json"), ("0.1 --known-others", 1, ""), ("100", 3, "")]
 )
@@ -189,6 +192,7 @@ def test_a_closed_pipe_does_not_change_the_exit_code(tmp_path, claim, code, outp
     assert (done.returncode, done.stderr) == (code, "")
 
 
+@pytest.mark.full
 @pytest.mark.skipif(not Path("/dev/full").is_char_device(), reason="needs /dev/full")
 def test_output_that_cannot_be_written_is_one_line():
     command = f"{sys.executable} -m coalmine epsilon --epsilon 1 --delta 1e-6 > /dev/full"
@@ -196,6 +200,7 @@ def test_output_that_cannot_be_written_is_one_line():
     assert (done.returncode, done.stderr) == (2, "coalmine: the output: No space left on device\n")
 
 
+@pytest.mark.full
 def test_closed_streams_are_not_an_error():
     command = f"{sys.executable} -m coalmine epsilon --epsilon 1 --delta 1e-6 >&- 2>&-"
     assert subprocess.run(command, shell=True).returncode == 0

@@ -1,7 +1,5 @@
 """`coalmine compare` on runs that differ in more than their noise."""
 
-import csv
-import io
 import json
 import shutil
 from pathlib import Path
@@ -36,8 +34,6 @@ def runs(made, tmp_path):
 def test_groups_with_different_presentations_are_listed(runs, capsys):
     table = compared(capsys, *runs).out
     assert "1, 2, 4" in table
-    rows = list(csv.DictReader(io.StringIO(compared(capsys, "--csv", *runs).out)))
-    assert [row["presented"] for row in rows] == ["1 2 4", "1"]
     found = json.loads(compared(capsys, "--json", *runs).out)
     assert [run["presented"] for run in found] == [[1, 2, 4], [1]]
     assert [run["presentations"] for run in found] == [1, 1]
@@ -69,7 +65,7 @@ def stopped(tmp_path):
     return tmp_path / "stopped"
 
 
-@pytest.mark.parametrize("style", [[], ["--csv"], ["--json"]])
+@pytest.mark.parametrize("style", [[], ["--json"]])
 def test_an_unfinished_run_and_a_file_do_not_stop_the_comparison(runs, stopped, tmp_path, capsys, style):
     notes = tmp_path / "notes.txt"
     notes.write_text("keep")
@@ -127,7 +123,7 @@ WITHOUT_LIMITS = {"verdict": "VIOLATION", "reason_code": "gauge", "decided_by": 
 @pytest.mark.parametrize(
     "damage", [{"verdict": ["PASS"]}, {"adversaries": {"final": {"interval": [1]}}}, WITHOUT_LIMITS]
 )
-@pytest.mark.parametrize("style", [[], ["--csv"]])
+@pytest.mark.parametrize("style", [[], ["--json"]])
 def test_a_result_with_wrong_types_is_a_one_line_error(runs, capsys, damage, style):
     result = runs[0] / "result.json"
     result.write_text(json.dumps(json.loads(result.read_text()) | damage))
@@ -146,22 +142,3 @@ def test_a_number_outside_json_is_a_one_line_error(runs, capsys):
         cli.main(["compare", *map(str, runs)])
     assert stop.value.code == 2
     assert "is not JSON (a number in it is not finite)" in capsys.readouterr().err
-
-
-def test_a_missing_bound_is_an_empty_cell(runs, capsys):
-    result = runs[1] / "result.json"
-    values = json.loads(result.read_text())
-    adversary = values["adversaries"]["known-others"]
-    for row in (adversary, *adversary["groups"]):
-        row["lower_bound"] = None
-    result.write_text(json.dumps(values))
-    rows = list(csv.DictReader(io.StringIO(compared(capsys, "--csv", *runs).out)))
-    assert rows[1]["known-others lower_bound"] == ""
-    assert "nan" not in rows[1].values()
-
-
-def test_csv_and_json_exclude_each_other(runs, capsys):
-    with pytest.raises(SystemExit) as stop:
-        cli.main(["compare", "--csv", "--json", *map(str, runs)])
-    assert stop.value.code == 2
-    assert "--csv and --json exclude each other" in capsys.readouterr().err

@@ -92,6 +92,7 @@ def test_errors_are_one_line_and_exit_code_2(coalmine, site, tmp_path, statuses,
     assert not (tmp_path / "tiny" / "plain.gz").exists()
 
 
+@pytest.mark.full
 def test_the_commands_need_no_torch():
     code = (
         "import sys; sys.argv = ['coalmine', 'data']; from coalmine.cli.main import main\n"

@@ -348,6 +348,7 @@ def test_dim_rejects_scores_that_are_not_cosines():
     assert_bad_input(done, "cosines in [-1, 1]")
 
 
+@pytest.mark.full
 def test_parquet_without_pyarrow_names_the_extra(tmp_path):
     Path(tmp_path / "scores.parquet").write_bytes(b"PAR1")
     code = "import sys; sys.modules['pyarrow'] = None; from coalmine.cli.main import main; main(sys.argv[1:])"

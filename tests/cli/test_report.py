@@ -82,6 +82,7 @@ def test_watch_outside_a_terminal_prints_one_frame(coalmine, run):
     assert "\x1b" not in out
 
 
+@pytest.mark.full
 def test_without_jinja2_markdown_works_and_a_page_names_its_extra(run):
     code = "import sys; sys.modules['jinja2'] = None; from coalmine.cli.main import main; main(sys.argv[1:])"
     report = [sys.executable, "-c", code, "report", str(run)]

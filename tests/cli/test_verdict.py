@@ -82,8 +82,10 @@ def test_the_exit_code_is_the_worst_verdict(coalmine, runs, names, code):
 
 def test_a_line_has_run_claim_verdict_and_reason(coalmine, runs):
     _, out, _ = coalmine("verdict", runs / "violation")
-    reason = json.loads((runs / "violation" / "result.json").read_text())["reason"]
-    assert out == f"runs/violation  claimed ε {HONEST / 3:.4g} (mechanism)  VIOLATION  {reason}\n"
+    facts = json.loads((runs / "violation" / "result.json").read_text())["facts"]
+    why = "the canaries stand out as with a noise multiplier of"
+    noise = f"{why} {facts['measured_noise']:.2g}; the claim needs {facts['claimed_noise']:.2g}"
+    assert out == f"runs/violation  claimed ε {HONEST / 3:.4g} (mechanism)  VIOLATION  {noise}\n"
 
 
 @pytest.mark.parametrize(
@@ -194,9 +196,11 @@ def test_json_has_an_entry_for_every_run(coalmine, runs):
         "claim_sampling": None,
         "legs": None,
         "verdict": "PASS",
+        "summary": passed["summary"],
         "reason": json.loads((runs / "pass" / "result.json").read_text())["reason"],
         "error": None,
     }
+    assert passed["summary"] in passed["reason"]
     assert (stopped["verdict"], stopped["error"]) == (None, None)
     assert "coalmine run --resume" in stopped["reason"]
     assert (nowhere["run"], nowhere["verdict"]) == ("nowhere", None)
@@ -310,20 +314,3 @@ def test_a_junit_report_that_cannot_be_written_leaves_nothing(coalmine, runs, fi
     code, _, err = coalmine("verdict", runs / "pass", "--junit", file)
     assert (code, err.count("\n")) == (2, 1)
     assert sorted(Path().rglob("*")) == before
-
-
-@pytest.mark.parametrize(
-    "note",
-    [
-        "the audit observed no step of the optimizer",
-        "the noise multiplier changed during training; pass a claim of your own to finish",
-        "the noise multiplier is 0, so the optimizer's settings claim no privacy",
-    ],
-)
-def test_a_run_without_a_claim_has_its_own_reason(coalmine, runs, note):
-    """An integration that makes no claim says why in a note: "nothing was claimed" would hide it."""
-    path = runs / "no-claim" / "result.json"
-    path.write_bytes(changed(notes=["a note", f"no verdict: {note}"])(path))
-    code, out, _ = coalmine("verdict", runs / "no-claim")
-    assert (code, "nothing was claimed" in out) == (3, False)
-    assert out.strip().endswith(note)

@@ -106,7 +106,10 @@ def test_the_meetings_statistic_has_its_stated_moments():
     assert small < 0.01 * runs + 4 * np.sqrt(0.01 * runs)
 
 
-@pytest.mark.parametrize(("canaries", "rounds", "rate"), [(10, 12, 0.3), (60, 40, 0.05), (40, 60, 0.2)])
+@pytest.mark.parametrize(
+    ("canaries", "rounds", "rate"),
+    [(10, 12, 0.3), *(pytest.param(*case, marks=pytest.mark.full) for case in ((60, 40, 0.05), (40, 60, 0.2)))],
+)
 def test_p_values_of_honest_coins_are_not_too_small(canaries, rounds, rate):
     """At most 1 in 20 p-values lies below 5 %; for the dispersions and adjacent rounds not far fewer."""
     runs, below = 150, {}
@@ -288,6 +291,7 @@ def test_cohort_sizes_may_be_known_for_some_rounds():
     assert not read(table, Poisson(0.2, rounds=50), [np.nan] * 50).cohort_sizes_known
 
 
+@pytest.mark.full
 def test_power_of_the_rate_test_is_its_rejection_rate():
     claimed, alarms = Poisson(0.1, rounds=40), 0
     for seed in range(100):

@@ -36,6 +36,7 @@ def honest(canaries, _number):
     return canaries
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("pull", "rate"),
     [(0.3, 0.5), *(pytest.param(*each, marks=pytest.mark.full) for each in ((0.0, 0.5), (0.3, 1.0), (0.9, 0.9)))],

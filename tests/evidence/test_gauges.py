@@ -35,6 +35,7 @@ def test_an_honest_run_raises_no_gauge():
                 "coordinates",
                 "weak coordinates",
                 "canaries in the release",
+                "carry-over",
             ),
             *("layers moved", "layers with a gradient", "signal by layer"),
         }

@@ -90,16 +90,17 @@ def judged(audit: Audit, name: str) -> dict[str, Any]:
 
 
 def summary(result: AuditResult) -> dict[str, Any]:
-    """What a result says in words: its verdicts, and the lines of its printout that depend on the claim."""
+    """What a result says in words: its verdicts, its printout, and the details that depend on the claim."""
     verdict = None if result.verdict is None else result.verdict.to_dict()
     rungs = {rung: each.verdict.reason for rung, each in result.adversaries.items() if each.verdict is not None}
-    lines = [line for line in str(result).splitlines() if not line.startswith(("gauge", "audit of"))]
-    return {"verdict": verdict, "rungs": rungs, "printout": lines}
+    lines = [line for line in result.details().splitlines() if not line.startswith(("gauge", "audit of"))]
+    return {"verdict": verdict, "rungs": rungs, "printout": str(result).splitlines(), "details": lines}
 
 
 def printed(name: str) -> dict[str, Any]:
     """What the commands print about a run, line by line, and a digest of its page."""
-    texts: dict[str, Any] = {"printout": str(stored(name)).splitlines()}
+    result = stored(name)
+    texts: dict[str, Any] = {"printout": str(result).splitlines(), "details": result.details().splitlines()}
     commands = {
         "verdict": ("verdict", name),
         "report": ("report", name, "--format", "md"),

@@ -231,7 +231,7 @@ def facts(result, audit):
         "coverage": {item.name: [item.status, item.detail] for item in result.audited},
         "gauges": {gauge.name: gauge.status for gauge in result.gauges},
         "notes": list(result.notes),
-        "text": str(result),
+        "text": result.details(),
     }
 
 

@@ -96,7 +96,7 @@ def test_an_audit_without_layers_does_not_check_tensors():
 
 
 @pytest.mark.parametrize(("factor", "outcome"), [(1, "PASS"), (10, "VIOLATION")])
-@pytest.mark.parametrize("wrapper", [server_side, client_side])
+@pytest.mark.parametrize("wrapper", [server_side, pytest.param(client_side, marks=pytest.mark.full)])
 def test_extra_canaries_do_not_repair_a_wrong_num_sampled_clients(wrapper, factor, outcome):
     """If it is ten times too large, a tenth of the noise is left: extra replies must not hide that."""
     strategy = audited(wrapper(20 * factor), audit=new_audit(canaries=100), mode="extra")

@@ -81,7 +81,7 @@ def assert_named(result, node):
     assert any(f"node {node}" in note for note in result.notes), result.notes
 
 
-@pytest.mark.parametrize("side", ["server", "client"])
+@pytest.mark.parametrize("side", ["server", pytest.param("client", marks=pytest.mark.full)])
 @pytest.mark.parametrize(
     "group", [WEIGHTS, RECORDS, pytest.param(ARRAYS, marks=pytest.mark.full)], ids=["weights", "records", "arrays"]
 )
@@ -107,7 +107,7 @@ def test_bad_replies_are_dropped_and_named(group, side, caplog, tmp_path):
     assert any(f"node {CLIENT}" in text for text in stored["warnings"])
 
 
-@pytest.mark.parametrize("node", [CLIENT, CANARY])
+@pytest.mark.parametrize("node", [CLIENT, pytest.param(CANARY, marks=pytest.mark.full)])
 def test_invalid_claims_to_be_a_canary_are_dropped(node):
     """Records that are not one integer in range, or that name another node's canary."""
     strategy = attacked(in_turn(CLAIMS.values()), node=node, rounds=len(CLAIMS))
@@ -144,7 +144,7 @@ WRONG_CANARIES = {
 }
 
 
-@pytest.mark.parametrize("side", ["server", "client"])
+@pytest.mark.parametrize("side", ["server", pytest.param("client", marks=pytest.mark.full)])
 def test_a_canary_that_sends_something_else_is_dropped(side):
     """The server knows every canary, so it detects any other update. The remaining canaries give the honest verdict."""
     strategy = attacked(in_turn(WRONG_CANARIES.values()), node=CANARY, side=side, rounds=len(WRONG_CANARIES))

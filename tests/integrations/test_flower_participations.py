@@ -310,6 +310,7 @@ def test_noise_on_clients_is_not_composed_by_weights():
     assert any("up to 3 of 3 rounds" in note and "epsilon" not in note for note in result.notes)
 
 
+@pytest.mark.full
 def test_an_amplified_claim_is_accounted_for_the_heaviest_client():
     scheme = FixedSize(REAL + CANARIES, population=100, rounds=3)
     strategy = trained(by_clients(nodes()), nodes(), examples=lambda node: 200 if node == 1 else 10)

@@ -67,6 +67,7 @@ def test_the_event_is_a_claim_that_is_committed_to():
     assert terms(gaussian(claim=3.0))[:4] == (3.0, DELTA, "row", "add or remove one")
 
 
+@pytest.mark.full
 def test_a_number_is_the_accountants_epsilon_of_the_steps_that_ran():
     result = run(gaussian(claim=4.7))
     assert (result.verdict.outcome, legs(result)) == (

@@ -59,6 +59,7 @@ def lost_later(privatizer):
     return canaries if privatizer.audit.last_round < 5 else canaries[:0]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("options", "detail"),
     [

@@ -36,6 +36,7 @@ def test_canaries_through_the_clip_reveal_a_missing_clip(clips):
     )
 
 
+@pytest.mark.full
 def test_a_banded_plan_recovers_the_analytical_epsilon():
     """An example's steps are separated by at least the number of bands, so ‖Cu‖² is the number of its steps."""
     claim = known_steps_claim(banded_plan(), DELTA)

@@ -78,6 +78,7 @@ def test_the_sum_contains_the_canaries_and_the_privatizers_noise():
     np.testing.assert_array_equal(state.model_delta["w"], -noised["w"])
 
 
+@pytest.mark.full
 def test_a_watched_strategy_tells_the_audit_its_batches():
     """The record is that of batches which are passed by hand, and the batches are those of the strategy itself."""
 
@@ -197,6 +198,7 @@ def test_a_sampling_probability_can_replace_batches():
     assert next(item for item in result.audited if item.name == "sampler").status == "not checked"
 
 
+@pytest.mark.full
 def test_a_resumed_run_records_the_same_as_an_uninterrupted_one(tmp_path):
     def run(directory, stop):
         params = jax.tree.map(jnp.asarray, PARAMS)

@@ -13,6 +13,7 @@ from statements import complete, values  # noqa: E402
 pytestmark = pytest.mark.filterwarnings("ignore:optax.global_norm is deprecated:DeprecationWarning")
 
 
+@pytest.mark.full
 def test_a_statement_of_jax_privacy_says_what_the_config_says(tmp_path):
     privatizer = gaussian(directory=tmp_path, canaries=60)
     result = privatizer.audit.finish(**train(privatizer, POISSON))

@@ -57,7 +57,7 @@ def test_the_target_epsilon_is_the_claim_and_an_honest_run_keeps_it(spelled, tmp
     assert judged(result) == ("PASS", "legs")
     assert result.claim.sampling == Poisson(RATE, rounds=STEPS)
     line = "claimed epsilon 3 at delta 1e-05: one row, whole training, sampling counted"
-    assert line in str(result)
+    assert line in result.details()
     committed = json.loads((tmp_path / "audit" / "record.json").read_text())["statement"]["claim"]
     stated = {name: committed[name] for name in ("epsilon", "delta", "unit", "adjacency", "sampling")}
     assert stated == {
@@ -84,6 +84,7 @@ def test_noise_that_is_halved_after_the_audit_began_is_named_and_never_passes():
         assert quotes + (", which nobody claimed" if claim is None else ", more than the claimed 3") in result.notes
 
 
+@pytest.mark.full
 def test_a_claim_made_after_training_is_judged_and_named():
     result = Run(claim=None).train().finish(claim=3.0)
     assert judged(result)[0] == "PASS"
@@ -144,6 +145,7 @@ def test_a_schedule_of_the_clip_norm_keeps_the_claim_and_is_named():
     )
 
 
+@pytest.mark.full
 def test_a_sampling_rate_that_changes_is_named_and_no_pass():
     run = Run()
     run.train(epochs=3)
@@ -178,6 +180,7 @@ def test_shuffled_batches_refute_a_claim_that_counts_sampling():
     assert (verdict.outcome, verdict.part) == ("VIOLATION", "sampling")
 
 
+@pytest.mark.full
 def test_more_steps_than_planned_are_counted_and_named():
     result = Run(steps=60).train(epochs=9).finish()
     assert result.claim.sampling == Poisson(RATE, rounds=90)
@@ -186,6 +189,7 @@ def test_more_steps_than_planned_are_counted_and_named():
     assert judged(Run(steps=60).train(epochs=5).finish())[0] == "PASS"
 
 
+@pytest.mark.full
 def test_another_delta_than_that_of_the_noise_is_judged_at_the_audits():
     """make_private_with_epsilon does not keep its target_delta, so `audited` cannot compare."""
     result = Run(delta=1e-7).train().finish()
@@ -196,7 +200,7 @@ def test_a_claim_states_delta_and_unit():
     run = Run(claim=Claim(3.0, delta=1e-5, unit="document"), delta=None).train()
     result = run.finish()
     assert judged(result)[0] == "PASS"
-    assert "one document, whole training, sampling counted" in str(result)
+    assert "one document, whole training, sampling counted" in result.details()
     assert any(note.startswith("privacy unit: one document (a row of the data set)") for note in result.notes)
     with pytest.raises(ValueError, match="the claim is about one document, so finish"):
         run.finish(unit="user")
@@ -220,6 +224,7 @@ def test_a_claim_that_cannot_be_read_is_refused_before_training(claim, message, 
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.full
 def test_an_accountant_of_a_plan_is_a_claim_and_that_of_the_run_is_not():
     run = Run(audit=False)
     for own in (run.engine, run.engine.accountant):
@@ -233,6 +238,7 @@ def test_an_accountant_of_a_plan_is_a_claim_and_that_of_the_run_is_not():
     assert judged(Run(claim=None).train().finish(claim=run.engine))[0] == "PASS"
 
 
+@pytest.mark.full
 def test_the_mechanisms_epsilon_is_claimed_with_its_participations():
     run = Run(claim=None).train()
     times = run.finish().to_dict()["adversaries"]["known-others"]["presentations"]
@@ -277,6 +283,7 @@ def test_a_change_before_a_restart_is_named_after_it(tmp_path):
     assert any(f"{full / 2:.4g} in 30 steps, first in step 1" in note for note in result.notes)
 
 
+@pytest.mark.full
 def test_on_violation_needs_the_planned_steps_of_a_claim_that_counts_sampling(tmp_path):
     with pytest.raises(ValueError, match="on_violation needs steps=, the number of planned steps"):
         Run(on_violation="raise", directory=tmp_path / "run")

@@ -35,7 +35,7 @@ def scores(audit):
     return present, np.array([[item.cosines, item.residual_cosines] for item in rounds])
 
 
-@pytest.mark.parametrize("mode", ["hooks", "ghost"])
+@pytest.mark.parametrize("mode", ["hooks", pytest.param("ghost", marks=pytest.mark.full)])
 def test_the_trainer_gives_the_scores_of_the_plain_loop(mode, tmp_path):
     case = make(mode=mode)
     loop = plain_loop(case, steps=6, **SETTINGS)
@@ -50,6 +50,7 @@ def test_the_trainer_gives_the_scores_of_the_plain_loop(mode, tmp_path):
     assert {gauge.name for gauge in result.gauges} == {gauge.name for gauge in expected.gauges}
 
 
+@pytest.mark.full
 def test_the_directory_of_a_trainer_holds_its_run(tmp_path):
     callback = audited(**SETTINGS, directory=tmp_path / "run")
     trainer_of(make(), callback, tmp_path, steps=2).train()
@@ -68,6 +69,7 @@ def test_a_trainer_that_starts_again_forgets_the_rounds_after_its_checkpoint(tmp
         callback.audit.close()
 
 
+@pytest.mark.full
 def test_a_refused_second_training_leaves_the_first_audit(tmp_path):
     callback = audited(**SETTINGS)
     trainer = trainer_of(make(), callback, tmp_path, steps=2)

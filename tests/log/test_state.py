@@ -142,6 +142,7 @@ def test_other_settings_or_another_seed_are_rejected(tmp_path):
               layers=[("first", 150), ("second", 250)])  # fmt: skip
 
 
+@pytest.mark.full
 def test_only_one_process_writes_and_readers_never_wait(tmp_path):
     audit = observed(new_audit(tmp_path / "run"), deltas(2))
     code = f"import coalmine; coalmine.RunDirectory({str(tmp_path / 'run')!r}).lock()"
@@ -171,7 +172,7 @@ def test_metrics_config_and_result_are_stored_and_checked(tmp_path, caplog):
     assert [line["round"] for line in run.read_metrics()] == [1, 2, 3, 5]
     run.rewind_metrics_to(2)
     assert [line["round"] for line in run.read_metrics()] == [1, 2]
-    run.write_result(train(**SMALL).result(), accuracy=0.5)
+    run.write_result(train(**SMALL).result().with_entries(accuracy=0.5))
     found = run.read_result()
     assert (found["schema_version"], found["accuracy"], found["dim"]) == (1, 0.5, 400)
 

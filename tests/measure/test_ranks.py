@@ -148,7 +148,9 @@ def test_replicas_have_a_verdict(noise, outcome, blocks):
     assert "(on 32,7" in law.detail  # a sample: no process holds the whole residual
 
 
-@pytest.mark.parametrize("fault", ["laplace", "bare layer", "repeated"])
+@pytest.mark.parametrize(
+    "fault", ["laplace", *(pytest.param(fault, marks=pytest.mark.full) for fault in ("bare layer", "repeated"))]
+)
 def test_replicas_detect_noise_with_the_wrong_law(fault):
     """The sample of the residual shows what the scores cannot."""
 

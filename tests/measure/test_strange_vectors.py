@@ -83,7 +83,7 @@ def observed(kind, place, vector):
 
 
 @pytest.mark.parametrize("place", ["round", "others", "final"])
-@pytest.mark.parametrize("kind", ["rotated", "sphere"])
+@pytest.mark.parametrize("kind", ["rotated", pytest.param("sphere", marks=pytest.mark.full)])
 @pytest.mark.parametrize("name", MEASURED)
 def test_unusual_vectors_are_measured_like_plain_float64(name, kind, place):
     vector = MEASURED[name](VALUES.copy())

@@ -292,6 +292,7 @@ def test_bad_input_gives_one_clear_line(change, message):
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.full
 def test_a_jax_transformer_with_its_key():
     jax = require("jax")
     jnp = jax.numpy

@@ -27,7 +27,9 @@ def make_run(path, *, noise_multiplier=1.0, claim=True, presentations=1, config=
     times = max(presentations) if isinstance(presentations, tuple) else presentations
     analytical = mechanism_epsilon(noise_multiplier, delta=1e-6, participations=times)
     result = audit.result(claim=analytical if claim else None, analytical_epsilon=analytical)
-    home.write_result(result, task="digits", noise_multiplier=noise_multiplier, secret_seed=False, **(more or {}))
+    home.write_result(
+        result.with_entries(task="digits", noise_multiplier=noise_multiplier, secret_seed=False, **(more or {}))
+    )
     home.close()
     return path
 
@@ -56,6 +58,8 @@ def make_sampled_run(path, *, noise=1.0, rate=0.1, claimed=None, observed=True, 
     claim = Claim(epsilon, sampling=sampling, noise_multiplier=1.0, sampler_observed=observed)
     analytical = mechanism_epsilon(1.0, delta=1e-5, participations=6)
     result = audit.result(claim=claim, analytical_epsilon=analytical)
-    home.write_result(result, task="digits", noise_multiplier=1.0, secret_seed=False, presentations=6, **(more or {}))
+    home.write_result(
+        result.with_entries(task="digits", noise_multiplier=1.0, secret_seed=False, presentations=6, **(more or {}))
+    )
     home.close()
     return path

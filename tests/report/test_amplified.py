@@ -12,16 +12,15 @@ from runs import make_run, make_sampled_run
 
 from coalmine import Poisson, amplified_epsilon
 from coalmine.cli import main as cli
-from coalmine.cli.screen import screen
 from coalmine.evidence.ladder import RUNGS
 from coalmine.report import plots, read_run, write_report
 from coalmine.report.advice import next_steps
+from coalmine.report.brief import brief
+from coalmine.report.details import claim_basis
 from coalmine.report.figures import loss_picture
-from coalmine.report.live_view import Watcher
 from coalmine.report.markdown import as_dict, markdown
 from coalmine.report.page import run_page
-from coalmine.report.sentences import ATTACKERS, verdict_sentence
-from coalmine.report.summary import key_figures, legs_of
+from coalmine.report.sentences import ATTACKERS, LEGS, run_sentence
 from coalmine.report.table_rows import shown_rows
 from coalmine.verdict.findings.amplified import (
     AccountedAboveClaim,
@@ -64,41 +63,39 @@ def changed(run, **entries):
     return dataclasses.replace(run, result=dataclasses.replace(run.result, **entries))
 
 
-def test_every_view_shows_the_three_legs_with_question_and_outcome(runs, paths, pages):
+def plain(result):
+    """The ten lines as one."""
+    return " ".join(brief(result).split())
+
+
+def test_every_view_shows_the_three_parts_with_question_and_outcome(runs, pages):
     run = runs["often"]
-    legs = legs_of(run.result)
-    assert [(leg.title, leg.outcome) for leg in legs] == [
-        ("Accounting", "PASS"),
-        ("Noise", "PASS"),
-        ("Sampling", "VIOLATION"),
-    ]
+    legs = run.result.legs
+    assert {name: leg.outcome for name, leg in legs.items()} == {
+        "accounting": "PASS", "noise": "PASS", "sampling": "VIOLATION",
+    }  # fmt: skip
     page, text = pages["often"], markdown([run])
-    for leg in legs:
-        assert leg.question in page
-        assert f"| {leg.title} | {leg.outcome} | {leg.question} |" in text
-    assert [leg["outcome"] for leg in as_dict([run])["runs"][0]["legs"]] == ["PASS", "PASS", "VIOLATION"]
-    lines = [str(part) for part in screen(Watcher(paths["often"]).look()).renderables]
-    assert any(
-        line.startswith("Sampling: VIOLATION — the sampler does not follow the claimed scheme") for line in lines
-    )
+    for name, leg in legs.items():
+        assert LEGS[name] in page
+        assert f"| {name} | {leg.outcome} | {LEGS[name]} |" in text
+    stored = as_dict([run])["runs"][0]["result"]["legs"]
+    assert [leg["verdict"] for leg in stored.values()] == ["PASS", "PASS", "VIOLATION"]
+    assert "sampling: VIOLATION: the sampler does not follow the claimed scheme" in run.result.details()
 
 
-def test_other_claims_have_no_legs(runs, pages):
-    assert legs_of(runs["plain"].result) == []
-    assert "three legs" not in pages["plain"]
-    assert "three legs" not in markdown([runs["plain"]])
+def test_other_claims_have_no_parts(runs, pages):
+    assert not runs["plain"].result.legs
+    assert "three parts" not in pages["plain"]
+    assert "three parts" not in markdown([runs["plain"]])
 
 
 def test_the_verdict_is_one_sentence(runs):
-    assert verdict_sentence(runs["honest"]).startswith(
-        "PASS: accounting, noise and sampling all support the claimed ε = 5.57"
-    )
-    assert verdict_sentence(runs["often"]).startswith("VIOLATION: people are not picked as claimed")
-    assert "but nobody observed how the pipeline picks people" in verdict_sentence(runs["blind"])
+    assert run_sentence(runs["honest"]) == "PASS: the run keeps ε ≤ 5.573 at δ 1e-5 for one client"
+    assert run_sentence(runs["often"]).startswith("VIOLATION: the run gives away more than the claimed ε = 5.573")
+    assert "clients are not sampled as claimed, and the scheme that is seen has ε ≥ " in plain(runs["often"].result)
+    assert "nobody observed whom the pipeline's own sampler picks" in plain(runs["blind"].result)
     accounting = Verdict(finding=example(AccountedAboveClaim), part="accounting")
-    assert "the claimed noise and sampling give more than" in verdict_sentence(
-        changed(runs["honest"], verdict=accounting)
-    )
+    assert "gives an epsilon of" in plain(changed(runs["honest"], verdict=accounting).result)
 
 
 def test_unknown_round_has_its_place_in_the_ladder(runs, pages):
@@ -110,25 +107,16 @@ def test_unknown_round_has_its_place_in_the_ladder(runs, pages):
     assert "and known-others may lie beyond it" in page
 
 
-def test_key_figures_state_scheme_accountant_adjacency_and_kind(runs):
-    by_label = {figure.label: figure for figure in key_figures(runs["honest"].result)}
-    assert list(by_label) == ["measured ε", "claimed ε", "analytical ε"]  # the claim is the accountant's epsilon
-    assert "an estimate: the accountant's ε at the measured noise" in by_label["measured ε"].detail
-    for words in (
-        "Poisson sampling with probability 0.1 in 60 rounds",
-        "noise multiplier 1",
-        "accountant: dp-accounting PLD, an upper bound: ε = 5.57",
-        "adjacency: add or remove one",
-    ):
-        assert words in by_label["claimed ε"].detail
-    assert "not amplified: for an attacker who knows the rounds" in by_label["analytical ε"].detail
-    judged = changed(runs["honest"], extra={"if_mechanism_were_claimed": {"verdict": "PASS", "reason": "so"}})
-    assert any(figure.detail.endswith("by itself: PASS") for figure in key_figures(judged.result))
-    accounting = runs["honest"].result.legs["accounting"]
+def test_the_claim_states_scheme_accountant_adjacency_and_kind(runs):
+    result = runs["honest"].result
+    assert "sampling counted: Poisson sampling with probability 0.1 in 60 rounds" in brief(result)
+    assert claim_basis(result) == (
+        "noise multiplier 1; accountant: dp-accounting PLD, upper bound ε = 5.57; adjacency: add or remove one"
+    )
+    accounting = result.legs["accounting"]
     finding = dataclasses.replace(accounting.finding, epsilon_kind="range", epsilon_range=(4.06, 4.38))
-    accounting = dataclasses.replace(accounting, finding=finding)
-    ranged = changed(runs["honest"], legs=runs["honest"].result.legs | {"accounting": accounting})
-    assert any("a range: ε between 4.06 and 4.38" in figure.detail for figure in key_figures(ranged.result))
+    legs = result.legs | {"accounting": dataclasses.replace(accounting, finding=finding)}
+    assert "range ε between 4.06 and 4.38" in claim_basis(changed(runs["honest"], legs=legs).result)
 
 
 def test_the_plot_shows_the_fit_of_the_result(runs):
@@ -170,7 +158,7 @@ def test_published_estimators_take_the_scores_of_unknown_round(runs):
 def test_every_undecided_leg_has_an_explanation_and_advice(runs, kind):
     finding = example(kind)
     undecided = changed(runs["honest"], verdict=Verdict(finding=finding))
-    assert kind.headline in verdict_sentence(undecided)
+    assert finding.plain() in plain(undecided.result)
     assert next_steps(undecided)[0] == finding.advice()
     assert "Resolve this first" not in finding.advice()
 
@@ -178,10 +166,10 @@ def test_every_undecided_leg_has_an_explanation_and_advice(runs, kind):
 def test_a_refuted_leg_has_advice(runs):
     steps = next_steps(runs["often"])
     assert steps[0].startswith("Do not release this model under the claimed ε.")
-    assert steps[1].startswith("Account for the observed sampling scheme and claim its ε, or fix the sampler")
-    assert "It looks like Poisson sampling with probability 0.3" in steps[1]
+    assert steps[1].startswith("Account for Poisson sampling with probability 0.3")
+    assert steps[1].endswith(" rounds, or fix the sampler.")
     verdict = Verdict(finding=example(AccountedAboveClaim), part="accounting")
-    assert next_steps(changed(runs["honest"], verdict=verdict))[1].startswith("Run the accountant again with")
+    assert next_steps(changed(runs["honest"], verdict=verdict))[1].startswith("Account again for")
 
 
 @pytest.mark.full
@@ -201,7 +189,7 @@ def test_the_page_works_in_a_browser(paths, pages, tmp_path):
             assert browser.evaluate(f"{missing}.length") == 0
         browser.open(one)
         heads = browser.evaluate("[...document.querySelectorAll('h2')].map((head) => head.textContent)")
-        assert heads[0] == "The three legs of the claim"
+        assert heads[0] == "The three parts of the claim"
         assert "Kolmogorov" in browser.evaluate("document.querySelector('#picture-loss figcaption').textContent")
     finally:
         browser.close()
@@ -213,10 +201,10 @@ def printed(capsys, *arguments):
     return stop.value.code, capsys.readouterr().out
 
 
-def test_the_verdict_command_prints_the_legs(paths, capsys):
+def test_the_verdict_command_prints_the_reason_in_few_words(paths, capsys):
     code, out = printed(capsys, "verdict", paths["often"])
     assert code == 1
-    assert "(amplified)  VIOLATION  accounting PASS, noise PASS, sampling VIOLATION; unknown-round: the sampler" in out
+    assert "(amplified)  VIOLATION  clients are not sampled as claimed, and the scheme that is seen has ε ≥ " in out
     [row] = json.loads(printed(capsys, "verdict", paths["honest"], "--json")[1])
     assert row["legs"] == {"accounting": "PASS", "noise": "PASS", "sampling": "PASS"}
     assert row["claim_sampling"] == "Poisson sampling with probability 0.1 in 60 rounds"
@@ -242,4 +230,3 @@ def test_compare_shows_which_leg_did_not_pass(paths, capsys):
     assert rows[0]["legs"] == {"accounting": "PASS", "noise": "PASS", "sampling": "UNDERPOWERED"}
     assert (rows[0]["claim_accounting"], rows[0]["claim_sampling"]["scheme"]) == ("amplified", "poisson")
     assert (rows[1]["legs"], rows[1]["claim_sampling"]) == ({}, None)
-    assert "sampling leg" in printed(capsys, "compare", paths["blind"], "--csv")[1].splitlines()[0]

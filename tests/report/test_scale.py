@@ -43,7 +43,7 @@ def long_run(path, seed, result=None):
     log.finish(Final(norm=1.0, cosines=cosines, update_norm=1.0, update_cosines=cosines))
     if result is None:
         result = derive_result(log, settings, claim=Claim(epsilon=20.0), analytical_epsilon=20.0)
-    home.write_result(result, noise_multiplier=0.3 + 0.05 * seed, accuracy=0.9)
+    home.write_result(result.with_entries(noise_multiplier=0.3 + 0.05 * seed, accuracy=0.9))
     home.close()
     return result
 

@@ -10,10 +10,12 @@ from runs import HOSTILE, make_run
 
 from coalmine.report import read_run
 from coalmine.report.advice import next_steps
+from coalmine.report.brief import brief
 from coalmine.report.markdown import as_dict, markdown
 from coalmine.report.page import run_page
-from coalmine.report.sentences import format_number, meaning, percent, posterior, scope_sentence, verdict_sentence
+from coalmine.report.sentences import meaning, percent, posterior, run_sentence, scope_sentence
 from coalmine.report.table_rows import strongest_row
+from coalmine.result.words import format_number
 from coalmine.verdict.findings.canaries import Undetected
 from coalmine.verdict.findings.gauges import OutsideLimits
 from coalmine.verdict.findings.noise import MeanTooHigh, WeakRounds
@@ -56,22 +58,22 @@ def test_an_unfinished_run_names_the_command_that_resumes_it(tmp_path, config, e
     (path / "config.toml").write_text("schema_version = 1\n" + config)
     run = read_run(path)
     assert expected in next_steps(run)[0]
-    assert "not finished" in verdict_sentence(run)
+    assert "not finished" in run_sentence(run)
 
 
 def test_a_damaged_result_is_not_an_unfinished_run(tmp_path):
     path = make_run(tmp_path / "run")
     (path / "result.json").write_text("{")
     run = read_run(path)
-    assert "result.json cannot be read" in verdict_sentence(run)
+    assert "result.json cannot be read" in run_sentence(run)
     assert "restore it from a copy" in next_steps(run)[0]
 
 
 def test_undetected_canaries_are_mentioned_before_more_canaries(tmp_path):
     run = read_run(make_run(tmp_path / "run"))
     silent = judged(run, Verdict(finding=Undetected(score=0.001, claimed_score=1.0, stds=0.1)))
-    assert "why the canaries are not detected" in next_steps(silent)[0]
-    assert "the canaries were not detected" in verdict_sentence(silent)
+    assert "Check the seed" in next_steps(silent)[0]
+    assert "the canaries were not found" in brief(silent.result)
 
 
 def judged(run, verdict):
@@ -80,16 +82,16 @@ def judged(run, verdict):
 
 
 @pytest.mark.parametrize(
-    ("kind", "words"), [(OutsideLimits, "does not look as stated"), (WeakRounds, "cannot confirm it")]
+    ("kind", "words"), [(OutsideLimits, "not independent Gaussian noise"), (WeakRounds, "less noise than they state")]
 )
 def test_underpowered_names_what_is_missing(tmp_path, kind, words):
     run = read_run(make_run(tmp_path / "run"))
-    assert words in verdict_sentence(judged(run, Verdict(finding=example(kind))))
+    assert words in " ".join(brief(judged(run, Verdict(finding=example(kind))).result).split())
 
 
 def test_a_violation_names_rung_gauge_and_where_to_look(tmp_path):
     run = read_run(make_run(tmp_path / "half", noise=lambda t, rng, dim: rng.normal(size=dim) / 2))
-    assert verdict_sentence(run).startswith("VIOLATION: this training gives away more than the claimed ε = 4.89")
+    assert run_sentence(run) == "VIOLATION: the run gives away more than the claimed ε = 4.887 at δ 1e-6 for one client"
     steps = " ".join(next_steps(run))
     assert "known-others" in steps
     assert "residual" in steps
@@ -99,7 +101,7 @@ def test_a_violation_names_rung_gauge_and_where_to_look(tmp_path):
 def test_underpowered_names_the_number_of_canaries_that_would_decide(tmp_path):
     run = read_run(make_run(tmp_path / "weak", noise_multiplier=4.0, canaries=20))
     assert run.result.verdict.outcome == "UNDERPOWERED"
-    assert "too weak to confirm" in verdict_sentence(run)
+    assert "nothing confirms it either" in run_sentence(run)
     needed = next(step for step in next_steps(run) if "Audit again with" in step)
     assert "(this run had 20)" in needed
     assert needed.split()[3] == f"{run.result.verdict.finding.canaries_needed:,}"
@@ -109,16 +111,14 @@ def test_below_the_floor_nothing_was_detected(tmp_path):
     run = read_run(make_run(tmp_path / "quiet", noise_multiplier=100.0, claim=False, canaries=50))
     strongest = strongest_row(run.result)
     assert strongest.epsilon <= strongest.floor
-    assert f"cannot see below ε = {format_number(strongest.floor)}" in verdict_sentence(run)
+    assert f"nothing above chance, which reaches ε {format_number(strongest.floor, 2)}" in brief(run.result)
     assert any("known-others detected nothing: 50 canaries" in step for step in next_steps(run))
 
 
 def test_without_a_claim_there_is_no_verdict(tmp_path):
     run = read_run(make_run(tmp_path / "free", claim=False))
-    assert verdict_sentence(run).startswith("Nothing was claimed, so there is no verdict: known-others measures ε")
-    more = {"if_analytical_were_claimed": {"verdict": "PASS", "reason": "so it is"}}
-    hypothetical = dataclasses.replace(run, result=dataclasses.replace(run.result, extra=run.result.extra | more))
-    assert "the verdict would be PASS: so it is" in next_steps(hypothetical)[0]
+    assert run_sentence(run) == "NO VERDICT: nothing was claimed for the run"
+    assert "State the ε before training" in next_steps(run)[0]
 
 
 def test_markdown_and_json_have_the_same_content(tmp_path):
@@ -132,7 +132,7 @@ def test_markdown_and_json_have_the_same_content(tmp_path):
     assert format_number(strongest_row(runs[0].result).epsilon) in rows[0]
     again = json.loads(json.dumps(as_dict(runs)))
     assert again["runs"][0]["result"]["verdict"] == "PASS"
-    assert again["runs"][0]["sentence"] == verdict_sentence(runs[0])
+    assert again["runs"][0]["sentence"] == run_sentence(runs[0])
 
 
 def test_a_pass_names_what_was_and_was_not_checked(tmp_path):

@@ -121,16 +121,16 @@ def test_runs_are_determined_by_config_and_seed():
 def test_known_others_recovers_the_analytical_epsilon(changes, presentations):
     """The mean score is √R/z_Δ within its standard error, which includes that of the null's scale."""
     outcome = simulate(config(**changes))
-    row = outcome.result.adversaries["known-others"].headline
-    assert row.presentations == presentations == outcome.presentations
-    mean = np.sqrt(presentations) / outcome.update_noise_multiplier
+    row = outcome.adversaries["known-others"].headline
+    assert row.presentations == presentations == outcome.trainer.presentations
+    mean = np.sqrt(presentations) / outcome.trainer.update_noise_multiplier
     dof = 9610 - row.canaries
     error = np.sqrt(1 / row.canaries + mean**2 / (2 * dof))
     assert row.estimate.mean == pytest.approx(mean, abs=4 * error)
-    assert outcome.update_epsilon == pytest.approx(
-        mechanism_epsilon(outcome.update_noise_multiplier, delta=1e-6, participations=presentations)
+    assert outcome.trainer.update_epsilon == pytest.approx(
+        mechanism_epsilon(outcome.trainer.update_noise_multiplier, delta=1e-6, participations=presentations)
     )
-    assert not [gauge for gauge in outcome.result.gauges if gauge.status == "low"]
+    assert not [gauge for gauge in outcome.gauges if gauge.status == "low"]
 
 
 def noise_for(epsilon: float, delta: float) -> float:
@@ -147,18 +147,18 @@ def test_updates_and_count_of_an_adaptive_clip_compose_to_the_total_epsilon(pres
     """The reported epsilons of updates and count, converted back to noise: their 1/z² add up to R/z² of the run."""
     privacy = {"clipping": "adaptive", "noise_multiplier": 1.5, "count_noise": 2.0}
     outcome = simulate(config(privacy=privacy, canaries={"presentations": [presentations]}))
-    written = outcome.extra()
-    shares = [noise_for(written[name], 1e-6) ** -2 for name in ("update_epsilon", "count_epsilon")]
+    written = outcome.trainer
+    shares = [noise_for(epsilon, 1e-6) ** -2 for epsilon in (written.update_epsilon, written.count_epsilon)]
     assert shares[1] == pytest.approx(presentations / (2 * 2.0) ** 2, rel=1e-6)  # a client changes the count by ½
     assert sum(shares) == pytest.approx(presentations / 1.5**2, rel=1e-6)
-    assert sum(shares) ** -0.5 == pytest.approx(noise_for(outcome.analytical, 1e-6), rel=1e-6)
+    assert sum(shares) ** -0.5 == pytest.approx(noise_for(outcome.analytical_epsilon, 1e-6), rel=1e-6)
 
 
 def test_fixed_clip_has_no_count_and_a_noiseless_count_has_multiplier_zero():
-    fixed = simulate(config(rounds=1)).extra()
-    assert (fixed["count_epsilon"], fixed["count_noise_multiplier"]) == (None, None)
-    bare = simulate(config(rounds=1, privacy={"clipping": "adaptive", "noise_multiplier": 0.0})).extra()
-    assert (bare["count_epsilon"], bare["count_noise_multiplier"]) == (np.inf, 0.0)
+    fixed = simulate(config(rounds=1)).trainer
+    assert (fixed.count_epsilon, fixed.count_noise_multiplier) == (None, None)
+    bare = simulate(config(rounds=1, privacy={"clipping": "adaptive", "noise_multiplier": 0.0})).trainer
+    assert (bare.count_epsilon, bare.count_noise_multiplier) == (np.inf, 0.0)
 
 
 @pytest.mark.full
@@ -182,9 +182,9 @@ def test_client_rounds_match_the_sampled_rounds(changes, times, pattern):
     with prepared(settings, None, None) as training:
         rounds = [training.cohorts.of_round(number).clients for number in range(1, settings.rounds + 1)]
     clients = 160 if pattern == "replace" else 200
-    assert outcome.client_rounds == times == pytest.approx(sum(map(len, rounds)) / clients, abs=0.5)
-    assert outcome.extra()["client_exposure"] == "average"
-    assert outcome.client_epsilon == mechanism_epsilon(0.5, delta=1e-6, participations=times)
+    assert outcome.trainer.client_rounds == times == pytest.approx(sum(map(len, rounds)) / clients, abs=0.5)
+    assert outcome.trainer.client_exposure == "average"
+    assert outcome.trainer.client_epsilon == mechanism_epsilon(0.5, delta=1e-6, participations=times)
 
 
 @pytest.mark.parametrize("pattern", ["spread", "clients"])
@@ -198,9 +198,9 @@ def test_client_rounds_are_counted_from_a_rounds_file(tmp_path, pattern):
     write_rounds(tmp_path / "rounds.txt", rounds, clients=200)
     named = {"kind": "file", "rounds_file": str(tmp_path / "rounds.txt")}
     outcome = simulate(config(participation=named, canaries={"pattern": pattern, "count": 100}))
-    assert outcome.client_rounds == 9
-    assert outcome.client_epsilon == mechanism_epsilon(0.5, delta=1e-6, participations=9)
-    assert outcome.extra()["client_exposure"] == "most exposed"
+    assert outcome.trainer.client_rounds == 9
+    assert outcome.trainer.client_epsilon == mechanism_epsilon(0.5, delta=1e-6, participations=9)
+    assert outcome.trainer.client_exposure == "most exposed"
 
 
 def test_fraction_and_equal_count_give_the_same_run():
@@ -210,32 +210,30 @@ def test_fraction_and_equal_count_give_the_same_run():
         simulate(dataclasses.replace(made, canaries=CanarySettings(**canaries, **given)))
         for given in ({"replace_fraction": 0.25}, {"count": 50})
     )
-    assert share.extra() == number.extra()
-    assert not share.extra().keys() & share.result.to_dict().keys()  # otherwise result.json would lose one of them
-    assert share.result.to_dict() == number.result.to_dict()
-    assert (share.config.canaries.count, share.population) == (50, 200)
+    assert share.trainer == number.trainer
+    assert share.to_dict() == number.to_dict()
+    assert (share.settings.canaries, share.trainer.population) == (50, 200)
 
 
 def test_example_level_recovers_the_analytical_epsilon():
     outcome = simulate(config("example"))
-    row = outcome.result.adversaries["known-others"].headline
+    row = outcome.adversaries["known-others"].headline
     assert row.estimate.mean == pytest.approx(2.0, abs=4 * np.sqrt(1 / 300 + 4 / (2 * 9310)))
 
 
 def test_one_run_has_a_row_for_each_group_of_presentations():
-    rows = simulate(config(canaries={"presentations": [1, 4]})).result.adversaries["known-others"].rows
+    rows = simulate(config(canaries={"presentations": [1, 4]})).adversaries["known-others"].rows
     assert {row.presentations: row.canaries for row in rows} == {1: 150, 4: 150}
 
 
 def test_a_run_without_noise_has_no_analytical_epsilon():
     outcome = simulate(config(privacy={"noise_multiplier": 0.0}))
-    assert outcome.analytical == np.inf
-    assert outcome.if_claimed is None
-    assert outcome.result.verdict.code == "no claim"
-    assert outcome.result.adversaries["known-round"].headline.estimate.epsilon > 20
+    assert outcome.analytical_epsilon == np.inf
+    assert outcome.verdict.code == "no claim"
+    assert outcome.adversaries["known-round"].headline.estimate.epsilon > 20
     judged = simulate(config(privacy={"noise_multiplier": 0.0}, claim={"epsilon": 5.0}))
-    assert judged.result.verdict is not None
-    assert judged.result.verdict.outcome == "VIOLATION"
+    assert judged.verdict is not None
+    assert judged.verdict.outcome == "VIOLATION"
 
 
 HALF_NOISE = Steps(noise=lambda std, like, generator: gaussian_noise(std / 2, like, generator))
@@ -250,8 +248,8 @@ WEIGHTED = Steps(weigh=lambda examples: examples / 7.5)
 )
 def test_a_faulty_step_is_detected(steps, verdict):
     outcome = simulate(config(claim={"analytical": True}), steps=steps)
-    assert outcome.result.verdict is not None
-    assert outcome.result.verdict.outcome == verdict
+    assert outcome.verdict is not None
+    assert outcome.verdict.outcome == verdict
 
 
 def test_honest_clip_reduces_canaries_to_the_clip_norm():

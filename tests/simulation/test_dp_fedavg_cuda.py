@@ -65,10 +65,10 @@ def test_resume_after_stop_gives_identical_results(task, tmp_path):
     resumed, whole = resume(tmp_path / "stopped"), start(settings, tmp_path / "whole")
     found, expected = (np.load(tmp_path / name / "model.npy") for name in ("stopped", "whole"))
     assert np.linalg.norm(found - expected) <= MODEL * np.linalg.norm(expected)
-    assert resumed.result.verdict.outcome == whole.result.verdict.outcome
-    for rung, adversary in whole.result.adversaries.items():
+    assert resumed.verdict.outcome == whole.verdict.outcome
+    for rung, adversary in whole.adversaries.items():
         if adversary.headline is not None:
-            found = resumed.result.adversaries[rung].headline.estimate.epsilon
+            found = resumed.adversaries[rung].headline.estimate.epsilon
             assert found == pytest.approx(adversary.headline.estimate.epsilon, rel=EPSILON, abs=EPSILON)
 
 

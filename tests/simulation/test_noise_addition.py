@@ -96,18 +96,18 @@ def config(kind: str = "gaussian", **changes) -> RunConfig:
 @every_kind
 def test_an_honest_run_passes_and_recovers_the_analytical_epsilon(kind):
     outcome = simulate(config(kind))
-    assert outcome.result.verdict.outcome == "PASS", outcome.result.verdict.reason
-    assert {gauge.status for gauge in outcome.result.gauges} == {"ok"}
-    row = outcome.result.adversaries["known-others"].headline
-    assert row.presentations == outcome.presentations
-    assert row.sensitivity == pytest.approx(outcome.sensitivity)
-    assert row.estimate.interval.low < outcome.analytical < row.estimate.interval.high
+    assert outcome.verdict.outcome == "PASS", outcome.verdict.reason
+    assert {gauge.status for gauge in outcome.gauges} == {"ok"}
+    row = outcome.adversaries["known-others"].headline
+    assert row.presentations == outcome.trainer.presentations
+    assert row.sensitivity == pytest.approx(outcome.trainer.sensitivity)
+    assert row.estimate.interval.low < outcome.analytical_epsilon < row.estimate.interval.high
     error = math.hypot(1 / math.sqrt(row.canaries), 0.01)
-    assert row.estimate.mean == pytest.approx(outcome.sensitivity / 1.0, abs=4.5 * error)
+    assert row.estimate.mean == pytest.approx(outcome.trainer.sensitivity / 1.0, abs=4.5 * error)
     if kind == "banded":  # clients return after at least 4 rounds, so epsilon is that of independent noise
-        assert outcome.sensitivity == pytest.approx(math.sqrt(outcome.presentations))
-        assert outcome.client_epsilon == pytest.approx(
-            mechanism_epsilon(1.0, delta=1e-6, participations=outcome.client_rounds)
+        assert outcome.trainer.sensitivity == pytest.approx(math.sqrt(outcome.trainer.presentations))
+        assert outcome.trainer.client_epsilon == pytest.approx(
+            mechanism_epsilon(1.0, delta=1e-6, participations=outcome.trainer.client_rounds)
         )
 
 
@@ -115,8 +115,8 @@ def test_an_honest_run_passes_and_recovers_the_analytical_epsilon(kind):
 def test_half_the_noise_is_a_violation(kind):
     steps = Steps(noise=lambda std, like, generator: gaussian_noise(std, like, generator) / 2)
     outcome = simulate(config(kind), steps=steps)
-    assert outcome.result.verdict.outcome == "VIOLATION"
-    assert outcome.result.adversaries["known-others"].verdict.outcome == "VIOLATION"
+    assert outcome.verdict.outcome == "VIOLATION"
+    assert outcome.adversaries["known-others"].verdict.outcome == "VIOLATION"
 
 
 @every_kind

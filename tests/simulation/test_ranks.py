@@ -30,6 +30,7 @@ from coalmine.simulation.distributed.rank_group import RankError, RankInputError
 from coalmine.simulation.dp_fedavg import Training
 from coalmine.simulation.engines import Examples, client_engine
 from coalmine.simulation.models import cnn_dropout, mlp
+from coalmine.simulation.planned_privacy import PlannedPrivacy
 from coalmine.simulation.population import random_partition
 from coalmine.simulation.tasks import Task
 from coalmine.simulation.training_run import prepared
@@ -90,13 +91,8 @@ def training(model, examples, *, clients, size):
     audit = Audit(model.dim, canaries=20, seed=1, delta=1e-6, rounds=9, layers=model.sizes)
     shared = SharedExamples(examples)
     engine = client_engine("auto", model, examples, config.client)
-    found = Training(
-        config,
-        task=task,
-        engine=engine,
-        cohorts=plan_cohorts(config, clients, audit.canaries_in_round),
-        audit=audit,
-    )
+    planned = PlannedPrivacy(config, plan_cohorts(config, clients, audit.canaries_in_round), clients)
+    found = Training(planned, task=task, engine=engine, audit=audit)
     local = LocalRanks(model, shared, found.sums, size=size)
     if size > 1:
         found.clients_sum = local.compute

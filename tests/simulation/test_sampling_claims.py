@@ -107,7 +107,7 @@ def test_the_count_of_an_adaptive_clip_does_not_reveal_the_cohort_size():
 )
 def test_verdicts_on_amplified_claims(kind, pattern, claim, outcome, code):
     """Three epochs of ten rounds. A claim passes at the upper end of the accountant's range, and never within it."""
-    found = simulate(config(kind, pattern, claim=claim, canaries=150 if pattern == "replace" else 400)).result
+    found = simulate(config(kind, pattern, claim=claim, canaries=150 if pattern == "replace" else 400))
     verdict = found.verdict
     assert (verdict.outcome, verdict.code) == (outcome, code), verdict.reason
     unamplified = mechanism_epsilon(1.0, delta=1e-6, participations=3)
@@ -119,13 +119,13 @@ def test_verdicts_on_amplified_claims(kind, pattern, claim, outcome, code):
 
 
 def test_a_bare_number_counts_poisson_sampling_that_picks_the_canaries():
-    accounted = simulate(config("poisson", "replace", claim={"accountant": True}, canaries=150)).result.claim
-    bare = simulate(config("poisson", "replace", claim={"epsilon": accounted.epsilon}, canaries=150)).result
+    accounted = simulate(config("poisson", "replace", claim={"accountant": True}, canaries=150)).claim
+    bare = simulate(config("poisson", "replace", claim={"epsilon": accounted.epsilon}, canaries=150))
     assert bare.claim.sampling == accounted.sampling
     assert (bare.verdict.outcome, bare.verdict.code) == ("PASS", "legs")
     explicit = {"epsilon": accounted.epsilon, "mechanism": True}
-    mechanism = simulate(config("poisson", "replace", claim=explicit, canaries=150)).result
+    mechanism = simulate(config("poisson", "replace", claim=explicit, canaries=150))
     assert mechanism.claim.sampling is None
     assert mechanism.verdict.outcome == "VIOLATION"
-    spread = simulate(config("poisson", "spread", claim={"epsilon": accounted.epsilon}, canaries=150)).result
+    spread = simulate(config("poisson", "spread", claim={"epsilon": accounted.epsilon}, canaries=150))
     assert spread.claim.sampling is None

@@ -49,9 +49,9 @@ def test_statement_agrees_with_the_config(tmp_path, kind):
         "mechanism.library_version": __version__,
         "guarantee.unit": settings["task"]["level"],
     }
-    assert statement.items["guarantee.epsilon"].value == outcome.analytical
-    assert statement.items["accounting.participations"].value == outcome.presentations
-    assert statement.items["guarantee.mu"].value == pytest.approx(outcome.sensitivity / 0.7, rel=1e-6)
+    assert statement.items["guarantee.epsilon"].value == outcome.analytical_epsilon
+    assert statement.items["accounting.participations"].value == outcome.trainer.presentations
+    assert statement.items["guarantee.mu"].value == pytest.approx(outcome.trainer.sensitivity / 0.7, rel=1e-6)
     assert statement.items["accounting.accountant"].value == "closed form of the Gaussian mechanism, by coalmine"
     for name in ("noise_level", "noise_law", "clipping", "weights", "tensors"):
         assert statement.items[f"accounting.{name}"].basis == "observed"
@@ -68,8 +68,8 @@ def test_a_run_is_verified_and_a_resumed_one_keeps_what_it_committed_to(tmp_path
     training_run.start(config(**KINDS[kind]), tmp_path)
     before = json.loads((tmp_path / "result.json").read_text())
     (tmp_path / "result.json").unlink()
-    entries, items = PlannedPrivacy.entries, PlannedPrivacy.audited_items
-    monkeypatch.setattr(PlannedPrivacy, "entries", lambda self, title: entries(self, "another title"))
+    section, items = PlannedPrivacy.section, PlannedPrivacy.audited_items
+    monkeypatch.setattr(PlannedPrivacy, "section", lambda self, title: section(self, "another title"))
     monkeypatch.setattr(PlannedPrivacy, "audited_items", lambda self: items(self)[:1])
     training_run.resume(tmp_path)
     after = json.loads((tmp_path / "result.json").read_text())

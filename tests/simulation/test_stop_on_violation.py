@@ -37,20 +37,20 @@ def stopped(tmp_path_factory):
 
 def test_half_the_noise_stops_the_run_within_a_twentieth_of_its_rounds(stopped):
     home, outcome = stopped
-    assert outcome.result.rounds <= ROUNDS // 20
-    assert outcome.result.verdict.outcome == "VIOLATION"
-    assert outcome.result.alarm.round <= outcome.result.rounds
+    assert outcome.rounds <= ROUNDS // 20
+    assert outcome.verdict.outcome == "VIOLATION"
+    assert outcome.alarm.round <= outcome.rounds
     stored = json.loads((home / "result.json").read_text())
-    assert stored["alarm"]["round"] == outcome.result.alarm.round
-    assert f"{outcome.result.rounds} of {ROUNDS} rounds" in outcome.heading()
+    assert stored["alarm"]["round"] == outcome.alarm.round
+    assert f"round {outcome.alarm.round} raised the alarm" in str(outcome)
 
 
 def test_the_directory_of_a_stopped_run_is_complete(stopped):
     home, outcome = stopped
     names = {path.name for path in home.iterdir()}
     assert names >= {"config.toml", "metrics.jsonl", "result.json", "checkpoint.safetensors", "model.npy", "audit"}
-    assert len((home / "metrics.jsonl").read_text().splitlines()) == outcome.result.rounds
-    checks = verify_run(home, outcome.config.canary_seed(), model=home / "model.npy")
+    assert len((home / "metrics.jsonl").read_text().splitlines()) == outcome.rounds
+    checks = verify_run(home, CONFIG.canary_seed(), model=home / "model.npy")
     assert [check.name for check in checks if check.held is False] == []
     assert next(check.held for check in checks if check.name == "rounds") is True
     page = write_report([home], home / "page.md", kind="md").read_text()
@@ -59,12 +59,12 @@ def test_the_directory_of_a_stopped_run_is_complete(stopped):
 
 
 def test_verification_rejects_a_result_without_its_alarm(stopped, tmp_path):
-    home, outcome = stopped
+    home, _ = stopped
     copy = shutil.copytree(home, tmp_path / "run")
     stored = json.loads((copy / "result.json").read_text())
     del stored["alarm"]
     (copy / "result.json").write_text(json.dumps(stored))
-    checks = {check.name: check.held for check in verify_run(copy, outcome.config.canary_seed())}
+    checks = {check.name: check.held for check in verify_run(copy, CONFIG.canary_seed())}
     assert (checks["rounds"], checks["result"]) == (False, False)
 
 
@@ -72,24 +72,24 @@ def test_a_stopped_run_stays_stopped_when_resumed(stopped):
     home, outcome = stopped
     before = (home / "result.json").read_bytes()
     again = resume(home)
-    assert again.result.rounds == outcome.result.rounds
+    assert again.rounds == outcome.rounds
     assert (home / "result.json").read_bytes() == before
 
 
 def test_an_honest_run_is_not_stopped():
     watched = simulate(CONFIG)
     plain = simulate(replace(CONFIG, claim=ClaimSettings(analytical=True)))
-    assert watched.result.verdict.outcome == "PASS"
-    told = watched.result.to_dict()
+    assert watched.verdict.outcome == "PASS"
+    told = watched.to_dict()
     assert told.pop("alarm") is None
-    assert told == plain.result.to_dict()
+    assert told == plain.to_dict()
 
 
 @pytest.mark.full
 def test_correlated_noise_and_an_amplified_claim_can_be_watched():
     tree = replace(CONFIG, privacy=PrivacySettings(noise_multiplier=1.0, noise="tree"), rounds=32)
-    assert simulate(tree).result.alarm is None
-    assert simulate(tree, steps=Steps(noise=halved)).result.alarm.round <= 3
+    assert simulate(tree).alarm is None
+    assert simulate(tree, steps=Steps(noise=halved)).alarm.round <= 3
     sampled = replace(
         CONFIG,
         rounds=20,
@@ -97,8 +97,8 @@ def test_correlated_noise_and_an_amplified_claim_can_be_watched():
         claim=ClaimSettings(accountant=True, stop_on_violation=True),
         canaries=CanarySettings(count=600, pattern="clients"),
     )
-    assert simulate(sampled).result.alarm is None
-    assert simulate(sampled, steps=Steps(noise=halved)).result.alarm.round <= 3
+    assert simulate(sampled).alarm is None
+    assert simulate(sampled, steps=Steps(noise=halved)).alarm.round <= 3
 
 
 def test_stopping_requires_a_claim():

@@ -45,7 +45,7 @@ def test_noise_reused_in_the_next_calls_fails(release):
         result.verdict.facts.get("gauge"),
         *(name.removeprefix("the ").removesuffix(" gauge") for name in result.verdict.evidence),
     }
-    assert "is repeated" in result.extra["check"]["likely_fault"]
+    assert "is repeated" in result.trainer.check.likely_fault
 
 
 RNG = np.random.default_rng(12)
@@ -73,7 +73,7 @@ def test_updates_of_several_lengths_reveal_faults(name):
     result = check_private(release, epsilon=EPSILON, delta=DELTA, dim=DIM)
     assert result.verdict.outcome != "PASS"
     assert result.verdict.code in (code, "bound", "round")
-    assert result.extra["check"]["likely_fault"]
+    assert result.trainer.check.likely_fault
 
 
 def test_noise_seeded_by_the_updates_fails_even_with_few_clients():

@@ -28,7 +28,7 @@ def test_a_correct_sum_passes_and_its_epsilon_is_measured(epsilon):
     result = assert_private(noised_sum(1, epsilon=epsilon), epsilon=epsilon, delta=DELTA, dim=5_000)
     assert result.verdict.outcome == "PASS"
     assert result.interval[0] < epsilon < result.interval[1]
-    assert result.extra["check"]["calls"] >= 3
+    assert result.trainer.check.calls >= 3
     assert not result.notes
 
 
@@ -36,7 +36,7 @@ def test_noise_for_replace_one_passes_and_half_of_it_fails():
     assert outcome(noised_mean(1, factor=2.0), adjacency="replace-one") == "PASS"
     result = check_private(noised_mean(1), adjacency="replace-one", **CLAIM)
     assert result.verdict.outcome == "VIOLATION"
-    assert "zero-out adjacency" in result.extra["check"]["likely_fault"]
+    assert "zero-out adjacency" in result.trainer.check.likely_fault
 
 
 def test_the_number_of_clients_is_not_checked_under_add_remove():
@@ -300,7 +300,7 @@ def test_the_result_survives_json():
     result = check_private(noised_sum(1), **CLAIM)
     again = AuditResult.from_dict(json.loads(json.dumps(json_ready(result.to_dict()))))
     assert again.epsilon == result.epsilon
-    assert again.extra == result.extra
+    assert again.trainer == result.trainer
     assert "clipping: checked" in str(result)
     schema = json.loads((Path(__file__).parents[2] / "docs" / "reference" / "result.schema.json").read_text())
     jsonschema.validate(json_ready(result.to_dict()), schema)
@@ -375,7 +375,7 @@ def test_half_precision_of_torch_and_jax_is_accepted():
 def test_progress_counts_the_calls():
     seen = []
     result = check_private(noised_sum(1), **CLAIM, progress=lambda done, total: seen.append((done, total)))
-    calls = result.extra["check"]["calls"]
+    calls = result.trainer.check.calls
     assert seen == [(done, calls) for done in range(1, calls + 1)]
 
 

@@ -29,7 +29,7 @@ again = transformation_release(private(1.0, z, key))
 
 def outcome(transformation, **settings):
     result = check_private(transformation_release(transformation, **settings), **check)
-    return [str(result.verdict.outcome), result.extra["check"]["likely_fault"]]
+    return [str(result.verdict.outcome), result.trainer.check.likely_fault]
 
 def error(act):
     try:

@@ -84,7 +84,7 @@ def test_a_fault_that_dense_canaries_miss_is_a_violation(name, seed):
     make, fault = FAULTS[name]
     result = check_private(make(seed), **CLAIM, seed=seed)
     assert result.verdict.outcome == "VIOLATION"
-    assert fault in (result.extra["check"]["likely_fault"] or "")
+    assert fault in (result.trainer.check.likely_fault or "")
 
 
 @pytest.mark.parametrize("seed", range(10))

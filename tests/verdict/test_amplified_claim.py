@@ -73,8 +73,8 @@ def test_result_survives_json_and_states_each_leg(honest):
     assert again.legs == honest.legs
     assert again.claim == honest.claim
     assert again["unknown-round"].headline.fit == honest["unknown-round"].headline.fit
-    text = str(honest)
-    assert "accounting leg: PASS: dp-accounting PLD gives an epsilon of" in text
+    text = honest.details()
+    assert "accounting: PASS: dp-accounting PLD gives an epsilon of" in text
     assert "Cohort sizes were not given" in text
     assert "sampler: checked" in text
 

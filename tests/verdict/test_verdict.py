@@ -228,7 +228,7 @@ def test_without_a_claim_nothing_passes():
     found = train(dim=400, canaries=40, rounds=2).result()
     assert (found.verdict.outcome, found.verdict.code) == ("UNDERPOWERED", "no claim")
     assert found.to_dict()["verdict"] == "UNDERPOWERED"
-    assert "no claim: UNDERPOWERED" in str(found)
+    assert str(found).startswith("NO VERDICT: nothing was claimed")
 
 
 @pytest.mark.parametrize(
@@ -248,10 +248,17 @@ def test_invalid_claims_are_rejected(arguments, message):
 def test_result_prints_and_serialises():
     audit = train(dim=400, canaries=40, rounds=2)
     found = audit.result(claim=3.0, analytical_epsilon=3.2)
-    text = str(found)
-    for word in ("known-others", "claimed epsilon 3", "gauge noise", "analytical epsilon 3.2"):
+    text = found.details()
+    for word in ("known-others", "claimed epsilon 3", "gauge noise", "analytical ε 3.2"):
         assert word in text
-    assert "<table>" in found._repr_html_()
+    page = found._repr_html_()
+    assert "<table>" in page
+    assert "<svg" in page
+    assert found.verdict.outcome in page
+    frame = found.to_frame()
+    assert list(frame["adversary"]) == [name for name, each in found.adversaries.items() for _ in each.rows]
+    rows = [row for each in found.adversaries.values() for row in each.rows]
+    assert list(frame["epsilon"]) == [row.estimate.epsilon for row in rows]
     assert Audit(100, canaries=10, seed=1, delta=1e-5).result(claim=1.0).verdict.outcome == "UNDERPOWERED"
 
 

@@ -13,9 +13,10 @@ from coalmine.argument_checks import one_line
 from coalmine.cli.exit_codes import VERDICT_CODES
 from coalmine.cli.junit import Case, write_junit
 from coalmine.cli.options import COUNT, JSON, Command, Verbosity, argument, topic
-from coalmine.cli.output import print_json, print_line, print_lines, progress_of
+from coalmine.cli.output import print_json, print_lines, progress_of
+from coalmine.report.brief import brief
 from coalmine.result.audit_result import AuditResult
-from coalmine.testing.assertion import describe_failure, measured_epsilon, properties
+from coalmine.testing.assertion import describe_failure, properties
 from coalmine.testing.mechanism_check import check_private
 from coalmine.testing.tested_mechanism import Adjacency, Aggregate
 from coalmine.testing.update_arrays import LIBRARIES
@@ -123,7 +124,7 @@ def check(
     if as_json:
         print_json(result.to_dict())
     else:
-        _print(result, function)
+        print_lines(brief(result, subject=f"{function} in one call"))
     return VERDICT_CODES[result.verdict.outcome]
 
 
@@ -172,24 +173,6 @@ def _guarded(function: Function, name: str) -> Function:
 def _described(error: BaseException) -> str:
     text = one_line(str(error))
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
-
-
-def _print(result: AuditResult, name: str) -> None:
-    assert result.verdict is not None
-    assert result.claim is not None
-    if result.verdict.outcome != Outcome.PASS:
-        print_lines(describe_failure(result, name))
-        return
-    told = result.extra["check"]
-    print_line(f"{name} keeps its claim of ({result.claim.epsilon:g}, {result.settings.delta:g}) for one call: PASS")
-    print_line(
-        f"measured epsilon: {measured_epsilon(result)}; claimed: {result.claim.epsilon:g} ({told['adjacency']} adjacency)"
-    )
-    print_line(f"reason: {result.verdict.reason}")
-    print_line(result.scope)
-    for note in result.notes:
-        print_line(f"note: {note}")
-    print_line(f"checked: {told['calls']} calls with {told['clients']} clients in {result.settings.dim:,} dimensions")
 
 
 def _junit_case(result: AuditResult, name: str) -> Case:

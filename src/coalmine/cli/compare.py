@@ -1,16 +1,12 @@
 """`coalmine compare`: a table of finished runs."""
 
-import csv
 import logging
-import math
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
-from coalmine.argument_checks import printable
 from coalmine.cli.exit_codes import BAD_INPUT
 from coalmine.cli.named_runs import find_runs, how_to_finish, is_finished, print_notes, print_problems, read_result
 from coalmine.cli.options import JSON, Command, run_directories
@@ -26,7 +22,6 @@ FEW = 4  # most numbers of presentations that a table lists
 
 @click.command(cls=Command)
 @run_directories()
-@click.option("--csv", "as_csv", is_flag=True, help="Print CSV with each adversary's interval and lower bound.")
 @click.option(
     "--plot",
     type=click.Path(path_type=Path),
@@ -34,7 +29,7 @@ FEW = 4  # most numbers of presentations that a table lists
     help="Also plot epsilon against noise into a .png, .svg or .pdf file.",
 )
 @JSON
-def compare(directories: tuple[Path, ...], as_csv: bool, plot: Path | None, as_json: bool) -> int:
+def compare(directories: tuple[Path, ...], plot: Path | None, as_json: bool) -> int:
     """Compare finished runs in a table.
 
     The table shows the accuracy, the epsilon behind each verdict, and each adversary's estimate. Unfinished runs are
@@ -48,15 +43,16 @@ def compare(directories: tuple[Path, ...], as_csv: bool, plot: Path | None, as_j
     Exit codes: 0 if at least one run is finished, 2 if none is, or if a path has no run or a damaged one. The
     readable runs are shown in any case.
     """
-    if as_csv and as_json:
-        raise click.UsageError("--csv and --json exclude each other: give one")
     named = find_runs(directories)
     results, unfinished, problems = _read_results(named.runs)
     problems += named.problems.values()
     if results:
         if plot is not None:
             _plot(plot, [Path(name) for name in results])
-        _print(results, as_csv=as_csv, as_json=as_json)
+        if as_json:
+            print_json([run_record(name, result) for name, result in results.items()])
+        else:
+            print_results(results)
     print_problems(unfinished)
     print_notes(f"{line}: left out" for line in named.ignored.values())
     print_problems(problems)
@@ -77,27 +73,6 @@ def _read_results(directories: Sequence[Path]) -> tuple[dict[str, AuditResult], 
     return results, unfinished, problems
 
 
-def _print(results: Mapping[str, AuditResult], *, as_csv: bool, as_json: bool) -> None:
-    records = [run_record(name, result) for name, result in results.items()]
-    if as_json:
-        print_json(records)
-    elif as_csv:
-        rows = [{printable(key): _csv_cell(value) for key, value in _flat(record).items()} for record in records]
-        names = list(dict.fromkeys(name for row in rows for name in row))
-        writer = csv.DictWriter(sys.stdout, names, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-    else:
-        print_results(results)
-
-
-def _csv_cell(value: Any) -> Any:
-    """Text without control characters, which a terminal would obey; empty for a missing number."""
-    if isinstance(value, float) and math.isnan(value):
-        return ""
-    return printable(value) if isinstance(value, str) else value
-
-
 def print_results(results: Mapping[str, AuditResult]) -> None:
     """A table of runs by their names."""
     every = list(results.values())
@@ -107,7 +82,7 @@ def print_results(results: Mapping[str, AuditResult]) -> None:
     columns += ["delta"] if several else []
     columns += ["measured"] if any(result.headline for result in every) else []
     columns += ["claimed epsilon", "legs"] if any(result.legs for result in every) else []
-    columns += ["client epsilon"] if any(result.extra.get("client_epsilon") is not None for result in every) else []
+    columns += ["client epsilon"] if any(result.trainer.client_epsilon is not None for result in every) else []
     cells = []
     for name, result in results.items():
         named = _cells(result)
@@ -120,26 +95,26 @@ def print_results(results: Mapping[str, AuditResult]) -> None:
 
 def _cells(result: AuditResult) -> dict[str, str]:
     """The cells of a run by column name."""
-    told, top, claim = result.extra, result.headline, result.claim
+    told, top, claim = result.trainer, result.headline, result.claim
     return {
-        "task": _cell(told.get("task")),
+        "task": _cell(told.task),
         "rounds": _cell(result.rounds),
-        "noise multiplier": _cell(told.get("noise_multiplier")),
+        "noise multiplier": _cell(told.noise_multiplier),
         "canaries": _cell(result.settings.canaries),
         "presentations": _presentations(result),
-        "accuracy": _cell(told.get("accuracy")),
+        "accuracy": _cell(told.accuracy),
         "analytical epsilon": _cell(result.analytical_epsilon),
         "delta": _cell(result.settings.delta),
         "measured": "-" if top is None else _for_rounds(top.epsilon, top.participations),
         "claimed epsilon": "-" if claim is None else _cell(claim.epsilon),
         "legs": _legs(result),
-        "client epsilon": _for_rounds(told.get("client_epsilon"), told.get("client_rounds")),
+        "client epsilon": _for_rounds(told.client_epsilon, told.client_rounds),
     }
 
 
 def _presentations(result: AuditResult) -> str:
     """Every number of presentations, or the range of many; the number that the epsilons refer to comes first."""
-    usual = result.extra.get("presentations")
+    usual = result.trainer.presentations
     others: list[Any] = [times for times in _presented(result) if times != usual]
     if len(others) > FEW:
         others = [f"{min(others)} … {max(others)}"]
@@ -183,16 +158,16 @@ def _plot(path: Path, directories: Sequence[Path]) -> None:
 
 def run_record(name: str, result: AuditResult) -> dict[str, Any]:
     """The compared entries of a run, for JSON and CSV; None for entries that a trainer did not write."""
-    told, whole = result.extra, result.to_dict()
+    told, whole = result.trainer, result.to_dict()
     kept = ("epsilon", "interval", "lower_bound", "verdict")
     return {
         "run": name,
-        "task": told.get("task"),
+        "task": told.task,
         "rounds": result.rounds,
-        "noise_multiplier": told.get("noise_multiplier"),
+        "noise_multiplier": told.noise_multiplier,
         "canaries": result.settings.canaries,
-        "presentations": told.get("presentations"),
-        "accuracy": told.get("accuracy"),
+        "presentations": told.presentations,
+        "accuracy": told.accuracy,
         "analytical_epsilon": result.analytical_epsilon,
         "delta": result.settings.delta,
         "claimed_epsilon": whole["claimed_epsilon"],
@@ -201,27 +176,10 @@ def run_record(name: str, result: AuditResult) -> dict[str, Any]:
         "legs": {name: str(leg.outcome) for name, leg in result.legs.items()},
         "verdict": whole["verdict"],
         "headline": whole["headline"],
-        "client_epsilon": told.get("client_epsilon"),
-        "client_rounds": told.get("client_rounds"),
-        "accounted_epsilon": told.get("accounted_epsilon"),
+        "client_epsilon": told.client_epsilon,
+        "client_rounds": told.client_rounds,
+        "accounted_epsilon": told.accounted_epsilon,
         "presented": _presented(result),
         "audited": {item.name: item.status for item in result.audited},
         "adversaries": {rung: {key: found[key] for key in kept} for rung, found in whole["adversaries"].items()},
     }
-
-
-def _flat(run: dict[str, Any]) -> dict[str, Any]:
-    nested = ("adversaries", "audited", "headline", "legs", "claim_sampling")
-    flat = {name: value for name, value in run.items() if name not in nested}
-    flat["presented"] = " ".join(map(str, run["presented"]))
-    top = run["headline"] or {}
-    flat |= {f"headline {key}": top.get(key) for key in ("rung", "participations", "epsilon")}
-    flat["headline low"], flat["headline high"] = top.get("interval") or (None, None)
-    flat |= {f"claim_sampling {key}": value for key, value in (run["claim_sampling"] or {}).items()}
-    flat |= {f"{name} leg": outcome for name, outcome in run["legs"].items()}
-    flat |= {f"audited {name}": status for name, status in run["audited"].items()}
-    for name, found in run["adversaries"].items():
-        low, high = found["interval"] or (None, None)
-        figures = {"epsilon": found["epsilon"], "low": low, "high": high, "lower_bound": found["lower_bound"]}
-        flat |= {f"{name} {key}": value for key, value in figures.items()}
-    return flat

@@ -14,6 +14,7 @@ Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 MOST_DIGITS = 24
 LEVELS = (logging.WARNING, logging.INFO, logging.DEBUG)  # by the number of -v
 
+DETAILS = click.option("--details", is_flag=True, help="Print every attacker, every gauge and all notes.")
 JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 DATA_DIR = click.option(
     "--data-dir",

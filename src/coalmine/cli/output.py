@@ -15,6 +15,7 @@ from rich.text import Text
 
 from coalmine.argument_checks import Floats, one_line, printable
 from coalmine.log.files import json_ready, write_atomically
+from coalmine.result.audit_result import AuditResult
 
 
 def print_line(text: str) -> None:
@@ -26,6 +27,14 @@ def print_lines(text: str) -> None:
     """Print several lines to stdout like `print_line`."""
     for line in text.splitlines():
         print_line(line)
+
+
+def print_result(result: AuditResult, *, details: bool = False, as_json: bool = False) -> None:
+    """Print a result: in at most ten lines, in full, or as JSON."""
+    if as_json:
+        print_json(result.to_dict())
+    else:
+        print_lines(f"{result}\n\n{result.details()}" if details else str(result))
 
 
 def print_error(text: str) -> None:

@@ -9,10 +9,11 @@ from rich.text import Text
 
 from coalmine.argument_checks import one_line
 from coalmine.evidence.ladder import RUNGS
+from coalmine.report.brief import brief
 from coalmine.report.live_view import Frame, plottable
-from coalmine.report.sentences import ATTACKERS, format_number, shorten
-from coalmine.report.summary import coverage_lines, key_figures, legs_of
-from coalmine.result.audit_result import AuditResult
+from coalmine.report.sentences import ATTACKERS, shorten
+from coalmine.result.audit_result import interval_ends
+from coalmine.result.words import format_interval, format_number
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 
@@ -37,11 +38,7 @@ def screen(frame: Frame) -> Group:
             *(r for r in frame.estimates if r not in RUNGS),
         ]:
             estimate = frame.estimates[rung]
-            interval = (
-                "none"
-                if estimate.interval is None
-                else f"{format_number(estimate.interval.low)} … {format_number(estimate.interval.high)}"
-            )
+            interval = format_interval(interval_ends(estimate.interval))
             floor = format_number(estimate.floor.q95)
             table.add_row(_text(rung), ATTACKERS.get(rung, ""), format_number(estimate.epsilon), interval, floor)
         parts.append(table)
@@ -55,7 +52,7 @@ def screen(frame: Frame) -> Group:
     if frame.problem:
         parts.append(_text(frame.problem, style="yellow"))
     if frame.result is not None:
-        parts += _result_lines(frame.result)
+        parts += [_text(line) for line in brief(frame.result).splitlines()]
     if frame.finished:
         parts.append(_text(f"finished: coalmine report {frame.path}", style="green"))
     return Group(*parts)
@@ -64,15 +61,6 @@ def screen(frame: Frame) -> Group:
 def _text(text: str, style: str = "") -> Text:
     """Text from a file or a name, without interpreting its markup or control characters."""
     return Text(one_line(text), style=style)
-
-
-def _result_lines(result: AuditResult) -> list[Text]:
-    """The key figures of a finished run, its verdict, and the audited items."""
-    lines = [f"{figure.label} {format_number(figure.value)} ({figure.detail})" for figure in key_figures(result)]
-    if result.verdict is not None:
-        lines.append(f"{result.verdict.outcome}: {shorten(result.verdict.reason)}")
-    lines += [shorten(leg.line) for leg in legs_of(result)]
-    return [_text(line) for line in [*lines, *coverage_lines(result)]]
 
 
 def _progress(frame: Frame) -> Any:

@@ -13,11 +13,10 @@ from coalmine.cli.junit import Case, write_junit
 from coalmine.cli.named_runs import find_runs, how_to_finish, is_finished, print_notes, print_problems, read_result
 from coalmine.cli.options import Command, run_directories
 from coalmine.cli.output import print_columns, print_json, shown_number
-from coalmine.result.audit_result import AuditResult
+from coalmine.result.words import Words
 from coalmine.verdict.claim import Claim
 from coalmine.verification import judge_again
 
-NO_VERDICT = "no verdict: "  # start of the note in which an integration says why it made no claim
 NO_CLAIM = (
     "nothing was claimed, so there is nothing to judge: give `coalmine run` a --claim, the audit a claim, or this command "
     "--max-epsilon"
@@ -28,8 +27,8 @@ NO_CLAIM = (
 class RunVerdict:
     """One run's line. `verdict` is None where there is none, and `reason` then says why and what to do.
 
-    `error` is None unless the run cannot be read. `legs` are the outcomes of accounting, noise and sampling, for a claim
-    amplified by sampling; `claim_sampling` is its scheme in words.
+    `summary` is the reason in few words. `error` is None unless the run cannot be read. `legs` are the outcomes of
+    accounting, noise and sampling, for a claim amplified by sampling; `claim_sampling` is its scheme in words.
     """
 
     run: str
@@ -38,6 +37,7 @@ class RunVerdict:
     claim_sampling: str | None = None
     legs: dict[str, str] | None = None
     verdict: str | None = None
+    summary: str | None = None
     reason: str | None = None
     error: str | None = None
 
@@ -63,9 +63,6 @@ def verdict(directories: tuple[Path, ...], max_epsilon: float | None, junit: Pat
     The exit code is that of the worst verdict: 0 if every run is PASS, 1 if any is VIOLATION, 3 if any is UNDERPOWERED
     or has no verdict, because it is not finished or nothing was claimed. 2 if a path holds no run or a damaged one; the
     other verdicts are still printed.
-
-    A claim amplified by sampling has three legs, accounting, noise and sampling. Their outcomes are printed before the
-    reason; PASS needs all three.
 
     The verdict is read from result.json; `coalmine verify` checks that it follows from the recorded rounds. With
     --max-epsilon the recorded rounds are judged again, against a number of yours. It is read as the run's own claim was:
@@ -100,9 +97,8 @@ def read_verdict(run: Path, max_epsilon: float | None = None) -> RunVerdict:
     except (OSError, ValueError) as error:
         return RunVerdict(run=name, error=one_line(str(error)))
     if result.verdict is None:
-        return RunVerdict(run=name, reason=_own_reason(result) or NO_CLAIM)
-    claim = result.claim
-    unclaimed = _own_reason(result) if claim is None else None
+        return RunVerdict(run=name, reason=NO_CLAIM)
+    claim, words = result.claim, Words.of(result)
     return RunVerdict(
         run=name,
         claimed_epsilon=None if claim is None else claim.epsilon,
@@ -110,13 +106,9 @@ def read_verdict(run: Path, max_epsilon: float | None = None) -> RunVerdict:
         claim_sampling=None if claim is None or claim.sampling is None else str(claim.sampling),
         legs={leg: str(found.outcome) for leg, found in result.legs.items()} or None,
         verdict=str(result.verdict.outcome),
-        reason=unclaimed or result.verdict.reason,
+        summary=words.say(result.verdict.finding.plain()),
+        reason=words.say(result.verdict.reason),
     )
-
-
-def _own_reason(result: AuditResult) -> str | None:
-    """The pipeline's own reason why there is no claim to judge, which is one of its notes; None if it has none."""
-    return next((note.removeprefix(NO_VERDICT) for note in result.notes if note.startswith(NO_VERDICT)), None)
 
 
 def worst_exit_code(found: Sequence[RunVerdict]) -> int:
@@ -140,6 +132,4 @@ def _cells(found: RunVerdict) -> list[str]:
     claim = "-"
     if found.claimed_epsilon is not None:
         claim = f"claimed ε {shown_number(found.claimed_epsilon)} ({found.claim_accounting})"
-    legs = ", ".join(f"{name} {outcome}" for name, outcome in (found.legs or {}).items())
-    reason = "; ".join(part for part in (legs, found.reason) if part)
-    return [found.run, claim, found.verdict or "no verdict", reason]
+    return [found.run, claim, found.verdict or "no verdict", found.summary or found.reason or ""]

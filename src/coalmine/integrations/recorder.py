@@ -16,10 +16,11 @@ from coalmine.integrations.claims import (
     usual_presentations,
 )
 from coalmine.result.audit_result import AuditResult
+from coalmine.result.trainer_section import TrainerSection
 from coalmine.verdict.claim import Claim
 from coalmine.verdict.claim_context import ROUNDED
 from coalmine.verdict.coverage import AuditedItem
-from coalmine.verdict.pipeline_record import accountant_version, of_library
+from coalmine.verdict.pipeline_record import PipelineRecord, accountant_version, of_library
 
 
 @dataclass(frozen=True)
@@ -45,8 +46,8 @@ class FinishedRun:
     pipeline saw.
 
     `pipeline` holds further facts of a `PipelineRecord`. `items` lists the parts of the pipeline that the integration covers
-    or omits. `notes` and `warnings` are printed with the result. In result.json they have separate entries, because
-    `coalmine verify` derives the entry `notes` from the rounds alone. `entries` are further entries of result.json.
+    or omits. `notes` and `warnings` are printed with the result; they stand apart from the notes that follow from
+    the rounds. `entries` are further entries of the `TrainerSection`.
     """
 
     noise: float | None = None
@@ -104,22 +105,21 @@ class RunRecorder:
         judged = None if stated is None else self._read(run.completed or stated, run)
         notes = [*late, *_accounted_notes(run, judged), *run.notes]
         usual, most = usual_presentations(self._audit), most_presentations(self._audit)
+        section = TrainerSection(
+            name=self._trainer.name,
+            task=task or self._trainer.name,
+            presentations=usual,
+            most_presentations=most,
+            most_exposed_epsilon=self._epsilon(run.noise, most),
+            accounted_epsilon=run.accounted_epsilon,
+            claimed_late=True if late else None,
+            notes=tuple(notes),
+            warnings=tuple(run.warnings),
+            pipeline=self._pipeline(run, stated),
+        )
         analytical = self._epsilon(run.noise, usual)
         result = self._audit.result(claim=judged, analytical_epsilon=analytical, audited=run.items)
-        if self._audit.directory is not None:
-            known = {"accounted_epsilon": run.accounted_epsilon, "most_exposed_epsilon": self._epsilon(run.noise, most)}
-            entries = {
-                "trainer": self._trainer.name,
-                "task": task or self._trainer.name,
-                "presentations": usual,
-                "most_presentations": most,
-                "trainer_notes": notes,
-                "warnings": list(run.warnings),
-                "pipeline": self._pipeline(run, stated),
-            }
-            entries |= {name: value for name, value in known.items() if value is not None}
-            self._audit.directory.write_result(result, **entries, **run.entries)
-        return replace(result, notes=(*result.notes, *notes, *(f"warning: {text}" for text in run.warnings)))
+        return replace(result, trainer=section.with_entries(**run.entries)).written_to(self._audit.directory)
 
     def _epsilon(self, noise: float | None, participations: int) -> float | None:
         """The analytical epsilon for known rounds."""
@@ -135,12 +135,12 @@ class RunRecorder:
             return observed_claim(claim, sampler_observed=run.sampler_observed, noise=run.noise, weight=run.weight)
         return claim_for_weight(self._audit, claim, run.weight)
 
-    def _pipeline(self, run: FinishedRun, stated: Claim | None) -> dict[str, Any]:
-        """The pipeline's facts for result.json."""
+    def _pipeline(self, run: FinishedRun, stated: Claim | None) -> PipelineRecord:
+        """The pipeline's facts."""
         facts: dict[str, Any] = {"unit": self._trainer.unit, "clip_norm": self._clip_norm} | dict(run.pipeline)
         if run.accounted_by is not None and run.accounted is not None and stated is not None and stated.bare:
             facts |= {"accountant": run.accounted_by, "accountant_version": accountant_version(run.accounted_by)}
-        return of_library(self._trainer.distribution, **facts).to_dict()
+        return of_library(self._trainer.distribution, **facts)
 
 
 def _accounted_notes(run: FinishedRun, judged: Claim | None) -> list[str]:

@@ -23,15 +23,26 @@ class HasDict(Protocol):
     def to_dict(self) -> dict[str, Any]: ...
 
 
-def write_result_file(path: Path, result: HasDict, trainer: Mapping[str, Any], log: RoundLog | None) -> None:
-    """Write a result, whole or not at all. The trainer's entries go into the log first, and its digest into the result."""
-    values = result.to_dict() | dict(trainer)
+class Writable(HasDict, Protocol):
+    """A result whose trainer has a section of its own."""
+
+    @property
+    def trainer(self) -> HasDict: ...
+
+
+def write_result_file(path: Path, result: Writable, log: RoundLog | None) -> str | None:
+    """Write a result, whole or not at all, and return the log's digest.
+
+    The trainer's entries go into the log first, and the digest into the result.
+    """
+    values = result.to_dict()
     if log is not None:
-        log.close_run(json_ready(logged_entries(values, [*STATED, *trainer])))
+        log.close_run(json_ready(logged_entries(values, [*STATED, *result.trainer.to_dict()])))
         values["log_digest"] = log.digest
         log.sync()  # the result must not outlive the rounds it was derived from
     text = json.dumps(json_ready(values), indent=2, allow_nan=False) + "\n"
     write_atomically(path, text.encode())
+    return None if log is None else log.digest
 
 
 def logged_entries(values: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:

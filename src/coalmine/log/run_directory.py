@@ -40,7 +40,7 @@ from coalmine.log.files import (
     write_atomically,
 )
 from coalmine.log.mapped_rounds import LogReader, map_rounds
-from coalmine.log.result_file import HasDict, write_result_file
+from coalmine.log.result_file import Writable, write_result_file
 from coalmine.log.rounds_file import RoundLog
 from coalmine.log.single_writer import refuse_copy
 from coalmine.measure.settings import Settings
@@ -232,14 +232,14 @@ class RunDirectory:
             self._log = RoundLog(self.path / "audit" / "rounds.log")
         return self._log
 
-    def write_result(self, result: HasDict, **more: Any) -> None:
-        """Write an AuditResult, whole or not at all; `more` are the trainer's own entries.
+    def write_result(self, result: Writable) -> str | None:
+        """Write an AuditResult, whole or not at all, and return the log's digest.
 
         The trainer's entries, and those it passed to the audit, go into the log first, and its digest into the result.
         """
         self.lock()
         log = self.open_log() if (self.path / "audit" / "rounds.log").exists() else self._log
-        write_result_file(self.path / "result.json", result, more, log)
+        return write_result_file(self.path / "result.json", result, log)
 
     # Reading
 

@@ -1,15 +1,15 @@
 """Advice on a result: the next steps after a verdict, and the likely cause behind each gauge outside its limits."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from coalmine.evidence.gauges.gauge import GaugeResult
 from coalmine.known_faults import likely_faults
-from coalmine.report.sentences import format_number, shorten
+from coalmine.report.brief import CLAIM_FIRST
 from coalmine.report.stored_run import Run
 from coalmine.report.table_rows import strongest_row, top_row
 from coalmine.result.audit_result import AuditResult
+from coalmine.result.words import Words, format_number
 from coalmine.verdict.findings.amplified import AccountedAboveClaim, SamplerAboveClaim
-from coalmine.verdict.findings.canaries import Undetected
 from coalmine.verdict.findings.missing import NothingClaimed
 from coalmine.verdict.findings.noise import StatedTooLittle
 from coalmine.verdict.verdict import Verdict
@@ -24,20 +24,21 @@ def next_steps(run: Run) -> list[str]:
     if result.verdict is not None and not isinstance(result.verdict.finding, NothingClaimed):
         steps += _after_verdict(result, result.verdict)
     elif run.finished:
-        steps.append(_after_no_claim(result))
+        steps.append(CLAIM_FIRST)
     steps += gauge_steps(result)
     steps += _stronger_audit(result)
-    if result.extra.get("secret_seed") is not False and run.demonstration:
+    if result.trainer.secret_seed is not False and run.demonstration:
         steps.append(
             "This audit is a demonstration: its seed is so short that others could guess it. An audit that others should "
             "trust needs a long seed: `coalmine seed FILE`."
         )
-    if result.extra.get("secret_seed") is False:
+    if result.trainer.secret_seed is False:
         steps.append(
             "The canaries' seed is the public demo seed. An audit that others should trust needs a secret seed: "
             "`coalmine seed FILE`, then `--seed-file FILE`."
         )
-    return steps
+    words = Words.of(result)
+    return [words.say(step) for step in steps]
 
 
 def gauge_steps(result: AuditResult) -> list[str]:
@@ -71,7 +72,7 @@ def _after_verdict(result: AuditResult, verdict: Verdict) -> list[str]:
         return _after_violation(result, verdict)
     if verdict.outcome == "PASS":
         return [_after_pass(result, verdict)]
-    return [shorten(verdict.finding.advice()) if isinstance(verdict.finding, Undetected) else verdict.finding.advice()]
+    return [verdict.finding.advice()]
 
 
 def _after_pass(result: AuditResult, verdict: Verdict) -> str:
@@ -98,16 +99,6 @@ def _after_violation(result: AuditResult, verdict: Verdict) -> list[str]:
     if not faults and not low:
         steps.append(verdict.finding.advice())
     return steps
-
-
-def _after_no_claim(result: AuditResult) -> str:
-    hypothetical = result.extra.get("if_analytical_were_claimed")
-    if hypothetical and isinstance(hypothetical, Mapping):
-        return (
-            f"If the analytical ε = {format_number(result.analytical_epsilon)} were claimed, the verdict would be "
-            f"{hypothetical.get('verdict')}: {hypothetical.get('reason')}. Claim it with `--claim analytical`."
-        )
-    return "To get a verdict, pass the ε that you promise as a claim: `--claim`, or `audit.result(claim=…)`."
 
 
 def _stronger_audit(result: AuditResult) -> list[str]:

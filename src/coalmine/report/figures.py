@@ -13,13 +13,13 @@ from coalmine.evidence.ladder import RUNGS, Scores
 from coalmine.evidence.unknown_round import RUNG as UNKNOWN_ROUND
 from coalmine.evidence.unknown_round import LossFit
 from coalmine.report import plots
-from coalmine.report.sentences import format_number, interval_words
+from coalmine.report.sentences import interval_words
 from coalmine.report.stored_run import Run
 from coalmine.report.svg import draw, one_axes, themed
 from coalmine.report.table_rows import all_rows, main_rows, row_of, shown_rows
-from coalmine.report.trainer_entries import whole
 from coalmine.result.audit_result import AuditResult, Row
 from coalmine.result.rows import POOR_FIT
+from coalmine.result.words import format_number
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -342,7 +342,7 @@ def presentation_bars(runs: Sequence[Run]) -> list[plots.Bar]:
         rows = [row for row in all_rows(run.result) if row.rung == rung]
         grouped = [row for row in rows if row.presentations is not None]
         for row in grouped or rows:
-            times = row.presentations or whole(run.result.extra.get("presentations"))
+            times = row.presentations or run.result.trainer.presentations
             if times:
                 bars.setdefault((group, times), plots.Bar(group, times, row.epsilon, row.lower_bound))
     groups = list(dict.fromkeys(bar.group for bar in bars.values()))[:8]

@@ -15,8 +15,8 @@ from coalmine.log.round_schema import check_fit, check_values
 from coalmine.log.run_directory import RunDirectory
 from coalmine.measure.settings import Settings
 from coalmine.report.epsilon_by_round import estimate_scores, largest_groups
-from coalmine.report.sentences import format_number
 from coalmine.result.audit_result import AuditResult
+from coalmine.result.words import format_number
 from coalmine.verdict.alarm import Alarm, AlarmReader
 from coalmine.verdict.claim import Claim
 

@@ -6,21 +6,13 @@ from typing import Any
 
 from coalmine.argument_checks import one_line
 from coalmine.report.advice import next_steps
-from coalmine.report.sentences import (
-    ATTACKERS,
-    assumptions,
-    format_number,
-    interval_text,
-    meaning,
-    scope_sentence,
-    shorten,
-    verdict_sentence,
-)
+from coalmine.report.brief import answers
+from coalmine.report.details import claim_basis, client_exposure, figures, folded_line, tensor_names
+from coalmine.report.sentences import ATTACKERS, LEGS, assumptions, meaning, run_sentence, scope_sentence, shorten
 from coalmine.report.stored_run import Run
-from coalmine.report.summary import claim_words, folded_line, key_figures, legs_of, tensor_names
 from coalmine.report.table_rows import published_row, row_warnings, rung_verdict, shown_rows, top_row
-from coalmine.report.trainer_entries import client_exposure, note_lines
 from coalmine.result.audit_result import AuditResult
+from coalmine.result.words import Words, format_interval, format_number
 from coalmine.version import __version__
 
 
@@ -43,10 +35,12 @@ def as_dict(runs: Sequence[Run], refused: Sequence[str] = ()) -> dict[str, Any]:
             {
                 "path": str(run.path),
                 "finished": run.finished,
-                "sentence": verdict_sentence(run),
+                "sentence": run_sentence(run),
+                "answers": dict(answers(run.result)),
                 "scope": scope_sentence(run.result),
-                "figures": [vars(figure) for figure in key_figures(run.result)],
-                "legs": [vars(leg) for leg in legs_of(run.result)],
+                "figures": [
+                    {"label": name, "value": value, "detail": detail} for name, value, detail in figures(run.result)
+                ],
                 "next_steps": next_steps(run),
                 "problems": list(run.problems),
                 "commitment": None if run.commitment is None else vars(run.commitment),
@@ -60,20 +54,19 @@ def as_dict(runs: Sequence[Run], refused: Sequence[str] = ()) -> dict[str, Any]:
 
 
 def _run_markdown(run: Run, *, published: bool) -> str:
-    result, top = run.result, top_row(run.result)
-    reason = "" if result.verdict is None else result.verdict.reason
-    parts = [f"## {escape_markdown(run.name)}", f"**{escape_markdown(verdict_sentence(run))}**"]
+    result, top, words = run.result, top_row(run.result), Words.of(run.result)
+    reason = "" if result.verdict is None else words.say(result.verdict.reason)
+    parts = [f"## {escape_markdown(run.name)}", f"**{escape_markdown(run_sentence(run))}**"]
+    parts.append(_table(["", "answer"], [[label, words.say(text)] for label, text in answers(result)]))
     parts += [escape_markdown(text) for text in (shorten(reason), scope_sentence(result)) if text]
-    figures = [[figure.label, format_number(figure.value), figure.detail] for figure in key_figures(result)]
-    if figures:
-        parts.append(_table(["number", "ε", "details"], figures))
-    legs = legs_of(result)
-    if legs:
-        parts.append("The three legs of the claim (a PASS needs all three):")
-        parts.append(
-            _table(["leg", "outcome", "question", "reason"], [[x.title, x.outcome, x.question, x.reason] for x in legs])
-        )
-        parts.append(escape_markdown(f"The claim is {claim_words(result)}."))
+    numbers = [[name, format_number(value), words.say(detail)] for name, value, detail in figures(result)]
+    if numbers:
+        parts.append(_table(["number", "ε", "details"], numbers))
+    if result.legs:
+        parts.append("The three parts of the claim (a PASS needs all three):")
+        legs = [[name, str(leg.outcome), LEGS[name], words.say(leg.reason)] for name, leg in result.legs.items()]
+        parts.append(_table(["part", "outcome", "question", "reason"], legs))
+        parts.append(escape_markdown(f"The claim: {claim_basis(result)}."))
     fit = result.adversaries["unknown-round"].headline.fit if "unknown-round" in result.adversaries else None
     if fit is not None:
         parts.append(
@@ -82,7 +75,7 @@ def _run_markdown(run: Run, *, published: bool) -> str:
         )
     if result.audited:
         parts.append("What was audited:")
-        cells = [[item.name, item.status, item.detail] for item in result.audited]
+        cells = [[item.name, item.status, words.say(item.detail)] for item in result.audited]
         parts.append(_table(["item", "status", "reason"], cells))
     if top is not None:
         parts.append(meaning(top.epsilon, result.settings.delta))
@@ -95,16 +88,15 @@ def _run_markdown(run: Run, *, published: bool) -> str:
     steps = next_steps(run)
     if steps:
         parts.append("What to do next:\n\n" + "\n".join(f"- {_escape_outside_code(step)}" for step in steps))
-    notes = note_lines(result)
-    if notes:
-        parts.append("Notes:\n\n" + "\n".join(f"- {_escape_outside_code(note)}" for note in notes))
+    if result.notes:
+        parts.append("Notes:\n\n" + "\n".join(f"- {_escape_outside_code(words.say(note))}" for note in result.notes))
     if run.commitment is not None:
         parts.append(
             f"Commitment, published before round 1: {escape_markdown(run.commitment.statement_sha256)} (salt "
             f"{escape_markdown(run.commitment.salt)})"
         )
-    if isinstance(digest := result.extra.get("log_digest"), str):
-        parts.append(f"Digest of the log when the run ended: {escape_markdown(digest)}")
+    if result.log_digest is not None:
+        parts.append(f"Digest of the log when the run ended: {escape_markdown(result.log_digest)}")
     parts += [f"> not read: {escape_markdown(problem)}" for problem in run.problems]
     return "\n\n".join(parts)
 
@@ -127,7 +119,7 @@ def _attackers_section(result: AuditResult) -> list[str]:
             f"{row.name}, pooled" if row.pooled else row.name,
             ATTACKERS.get(row.rung, "an attack of your own"),
             f"{format_number(row.epsilon)} (std fitted)" if row.std_fitted else format_number(row.epsilon),
-            interval_text(row.interval),
+            format_interval(row.interval),
             format_number(row.lower_bound),
             format_number(row.floor),
             format_number(row.paper_epsilon),

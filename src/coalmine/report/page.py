@@ -20,25 +20,24 @@ from typing import Any
 
 from coalmine.report import plots
 from coalmine.report.advice import next_steps
+from coalmine.report.brief import answers
+from coalmine.report.details import MOST_NAMED, claim_basis, client_exposure, figures, folded_line, tensor_names
 from coalmine.report.figures import comparison_pictures, run_pictures
 from coalmine.report.sentences import (
     ATTACKERS,
     GLOSSARY,
+    LEGS,
     QUESTIONS,
     assumptions,
-    format_number,
-    interval_text,
     meaning,
     percent,
     posterior,
+    run_sentence,
     scope_sentence,
-    shorten,
-    verdict_sentence,
 )
 from coalmine.report.statement import privacy_statement
 from coalmine.report.statement_page import statement_context
 from coalmine.report.stored_run import Run
-from coalmine.report.summary import MOST_NAMED, claim_words, folded_line, key_figures, legs_of, tensor_names
 from coalmine.report.table_rows import (
     all_rows,
     exclude_rows,
@@ -51,26 +50,11 @@ from coalmine.report.table_rows import (
     top_row,
 )
 from coalmine.report.templating import Environment, new_environment
-from coalmine.report.trainer_entries import accounted_epsilon, client_exposure, note_lines
-from coalmine.result.audit_result import AuditResult
+from coalmine.result.words import Words, format_interval, format_number
 from coalmine.version import __version__
 
 PACKAGES = ("numpy", "scipy", "matplotlib")
-SHOWN_ELSEWHERE = {  # entries of the trainer that have their own place on the page
-    "if_analytical_were_claimed", "trainer_notes", "warnings", "accounted_epsilon", "if_accounted_were_claimed",
-    "if_mechanism_were_claimed",
-}  # fmt: skip
-CLAIM = (
-    "analytical_epsilon",
-    "claimed_epsilon",
-    "claim_accounting",
-    "claim_participations",
-    "claim_sensitivity",
-    "claim_sampling",
-    "claim_noise_multiplier",
-    "claim_sampler_observed",
-    "clients",
-)
+SHOWN_ELSEWHERE = ("trainer_notes", "warnings", "accounted_epsilon")  # entries with a place of their own on the page
 OWN_THRESHOLDS = {
     "lower bound": "chosen on the same data, corrected",
     "paper's ε_lo": "chosen on the same data, not corrected",
@@ -91,8 +75,8 @@ class LivePage:
 
 def run_page(run: Run, live: "LivePage | None" = None) -> str:
     """The page of one run. With `live`, the alarm is on top and the page reloads itself."""
-    result, reason = run.result, _reason(run.result)
-    tensors, meanings = tensor_names(result), _meanings(result)
+    result, words, tensors = run.result, Words.of(run.result), tensor_names(run.result)
+    meanings = {name: value for name, value, _ in figures(result) if not math.isnan(value)}
     tensors_ok = [gauge for gauge in result.gauges if gauge.part and gauge.status == "ok"]
     main = main_rows(result)
     return _render(
@@ -101,15 +85,18 @@ def run_page(run: Run, live: "LivePage | None" = None) -> str:
         live=live,
         view=_view(run),
         unread=run.problems,
-        below_verdict=[text for text in (shorten(reason), scope_sentence(result)) if text],
-        key_figures=key_figures(result),
-        legs=legs_of(result),
-        claim_words=claim_words(result),
+        say=words.say,
+        answers=list(answers(result)),
+        reason="" if result.verdict is None else result.verdict.reason,
+        scope=scope_sentence(result),
+        figure_details={name: detail for name, _, detail in figures(result)},
+        leg_questions=LEGS,
+        claim_basis=claim_basis(result),
         audited=result.audited,
         many_tensors=tensors if len(tensors) > MOST_NAMED else [],  # too many for the sentence beside them
         meaning=meaning(next(iter(meanings.values())), result.settings.delta) if meanings else "",
         meanings=meanings,
-        notes=note_lines(result),
+        notes=[words.say(note) for note in result.notes],
         pictures=run_pictures(run),
         warnings=row_warnings(result),
         recognised={
@@ -127,7 +114,7 @@ def run_page(run: Run, live: "LivePage | None" = None) -> str:
         settings=_settings(run),
         commitment=run.commitment,
         demonstration=run.demonstration,
-        log_digest=str(result.extra.get("log_digest", "not written yet")),
+        log_digest=result.log_digest or "not written yet",
         **_statement_section(run),
     )
 
@@ -175,7 +162,7 @@ def _environment() -> Environment:
         "glossary": GLOSSARY, "attacker_sees": ATTACKERS, "questions": QUESTIONS, "version": __version__,
     }  # fmt: skip
     environment.filters |= {
-        "format_number": format_number, "format_value": _format_value, "interval": interval_text, "percent": percent,
+        "format_number": format_number, "format_value": _format_value, "interval": format_interval, "percent": percent,
         "posterior": posterior, "shorten_middle": _shorten_middle, "slug": slug,
         "sort_key": _sort_key, "visible": _visible,
     }  # fmt: skip
@@ -186,15 +173,14 @@ def _view(run: Run) -> dict[str, Any]:
     """The values that both pages show of a run."""
     result, where = run.result, shlex.quote(str(run.path))
     top, client, rows = top_row(result), client_exposure(result), shown_rows(result)
-    presentations = result.extra.get("presentations")
+    presentations: Any = result.trainer.presentations
     if presentations is None:
         presentations = ", ".join(map(str, result.settings.presentations))
     rerun = [f"coalmine run --config {where}/config.toml --out AGAIN"] if "task" in run.config else []
     return {
         "name": run.name,
-        "sentence": verdict_sentence(run),
+        "sentence": run_sentence(run),
         "verdict": "" if result.verdict is None else str(result.verdict.outcome),
-        "reason": _reason(result),
         "measured": top.epsilon if top else None,
         "lower_bound": top.lower_bound if top else None,
         "client_epsilon": client.epsilon if client else None,
@@ -209,28 +195,10 @@ def _view(run: Run) -> dict[str, Any]:
         "folded_rows": folded_rows(result),
         "folded_line": folded_line(result),
         "verdicts": {row.rung: rung_verdict(result, row.rung) for row in rows},
-        "legs": [leg.line for leg in legs_of(result)],
+        "legs": result.legs,
         "steps": next_steps(run),
         "commands": [*rerun, f"coalmine verify {where} --seed-file SEED", f"coalmine report {where}"],
     }
-
-
-def _reason(result: AuditResult) -> str:
-    return "" if result.verdict is None else result.verdict.reason
-
-
-def _meanings(result: AuditResult) -> dict[str, float]:
-    """Every ε of the result, by its name in the glossary."""
-    top, client, accounted = top_row(result), client_exposure(result), accounted_epsilon(result)
-    epsilons = {
-        "measured ε": top.epsilon if top else None,
-        "valid bound": top.lower_bound if top else None,
-        "claimed ε": result.claim.epsilon if result.claim else None,
-        "analytical ε": result.analytical_epsilon,
-        "client's ε": client.epsilon if client else None,
-        "accountant's ε": accounted.epsilon if accounted else None,
-    }
-    return {name: value for name, value in epsilons.items() if value is not None and not math.isnan(value)}
 
 
 def _published(run: Run) -> list[tuple[str, float | None, str, list[str]]]:
@@ -259,16 +227,17 @@ def _settings(run: Run) -> dict[str, dict[str, str]]:
         "momentum": settings.momentum, "layers": len(settings.layers), "blocks": len(settings.block_sizes),
         "processes": settings.processes,
     }  # fmt: skip
-    stored = run.result.to_dict()
-    claims = {name: stored[name] for name in CLAIM if name in stored}
-    extra = {name: value for name, value in run.result.extra.items() if name not in SHOWN_ELSEWHERE}
+    stored, trainer = run.result.to_dict(), run.result.trainer.to_dict()
+    claims = {name: value for name, value in stored.items() if name.startswith("claim") and name not in trainer}
+    claims |= {name: stored[name] for name in ("analytical_epsilon", "clients")}
+    entries = {name: value for name, value in trainer.items() if name not in SHOWN_ELSEWHERE}
     config = dict(_flatten(run.config))
     for name, value in config.items():
         if name.endswith("seed_file") and value:
             config[name] = PurePath(str(value)).name  # the report must not reveal where the secret is stored
     versions = {"coalmine": __version__, "Python": platform.python_version()}
     versions |= {name: importlib.metadata.version(name) for name in PACKAGES if _installed(name)}
-    lists = {"The audit": audit, "The result": dict(_flatten(claims | extra))}
+    lists = {"The audit": audit, "The result": dict(_flatten(claims | entries))}
     lists |= {"The trainer's config": config} if run.config else {}
     lists["Versions that made this report"] = versions
     return {

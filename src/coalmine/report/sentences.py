@@ -1,12 +1,13 @@
-"""A result in plain words: sentences on epsilon and the verdict, a glossary, and the formats of numbers."""
+"""Sentences on epsilon and the verdict, and a glossary."""
 
 import math
 
 from coalmine.estimators.literature.literature_row import LiteratureRow
+from coalmine.report.brief import headline
 from coalmine.report.stored_run import Run
 from coalmine.report.table_rows import TableRow, top_row
 from coalmine.result.audit_result import AuditResult
-from coalmine.verdict.findings.finding import Doubt
+from coalmine.result.words import Words, format_interval, format_number, format_rounds
 
 ATTACKERS = {
     "final": "sees the final model",
@@ -48,10 +49,10 @@ GLOSSARY = {
     "which round, so it is smaller than the ε of an attacker who knows the rounds.",
     "amplified": "Made smaller by sampling: nobody outside knows in which rounds a person took part. An amplified ε holds "
     "only against attackers who do not know these rounds.",
-    "accounting": "One leg of an amplified claim: does the accountant give the claimed ε for the claimed noise and "
+    "accounting": "One part of an amplified claim: does the accountant give the claimed ε for the claimed noise and "
     "sampling?",
-    "noise": "One leg of an amplified claim: did the rounds have the noise that the accountant assumed?",
-    "sampling": "One leg of an amplified claim: did the pipeline pick people as the accountant assumed?",
+    "noise": "One part of an amplified claim: did the rounds have the noise that the accountant assumed?",
+    "sampling": "One part of an amplified claim: did the pipeline pick people as the accountant assumed?",
     "adjacency": "Which two data sets the promise compares: with and without one person, with one person replaced by "
     "another, or with one person's update set to zero.",
     "upper bound": "The accountant's ε is at least the true ε. Here the accountant is tight.",
@@ -85,8 +86,6 @@ GLOSSARY = {
     "residual": "A round's release minus the real clients and the canaries: the noise.",
 }
 
-SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
-
 QUESTIONS = {  # by audited item
     "noise level": "Is there as much noise as stated?",
     "noise law": "Is it fresh Gaussian noise, in every coordinate and every round?",
@@ -98,35 +97,11 @@ QUESTIONS = {  # by audited item
     "others": "Does others match the sum of the real clients in each round?",
 }
 
-LEGS = {  # the question of each leg of an amplified claim
+LEGS = {  # the question of each part of an amplified claim
     "accounting": "Does the accountant give the claimed ε for the claimed noise and sampling?",
     "noise": "Did the rounds have the noise that the accountant assumed?",
     "sampling": "Did the pipeline pick people as the accountant assumed?",
 }
-REFUTED = {  # by the leg that refutes an amplified claim
-    "accounting": "the claimed noise and sampling give more than the claimed ε = {claim}",
-    "noise": "the rounds lack noise, so this training gives away more than the claimed ε = {claim}",
-    "sampling": "people are not picked as claimed, so this training gives away more than the claimed ε = {claim}",
-}
-
-
-def format_number(value: float | None) -> str:
-    """A number as the report shows it.
-
-    >>> format_number(4.8926), format_number(1e-6), format_number(8.2e-7), format_number(12345.6), format_number(math.inf)
-    ('4.89', '10⁻⁶', '8.2 · 10⁻⁷', '12,346', '∞')
-    """
-    if value is None or math.isnan(value):
-        return "–"
-    if math.isinf(value):
-        return "∞" if value > 0 else "−∞"
-    if abs(value) >= 1000:
-        return f"{value:,.0f}" if abs(value) < 1e9 else f"{value:.3g}"
-    if 0 < abs(value) < 1e-3:
-        digits, exponent = f"{value:.2e}".split("e")
-        factor = f"{float(digits):g}"
-        return ("" if factor == "1" else f"{factor} · ") + "10" + str(int(exponent)).translate(SUPERSCRIPTS)
-    return "0" if value == 0 else f"{value:.3g}"
 
 
 def percent(share: float) -> str:
@@ -166,33 +141,18 @@ def meaning(epsilon: float, delta: float) -> str:
     )
 
 
-def verdict_sentence(run: Run) -> str:
-    """The outcome of the audit in one sentence."""
-    result, top = run.result, top_row(run.result)
-    if result.claim is not None and result.verdict is not None:
-        claim, outcome = format_number(result.claim.epsilon), result.verdict.outcome
-        if outcome == "PASS" and result.legs:
-            return (
-                f"PASS: accounting, noise and sampling all support the claimed ε = {claim}, and this audit would have "
-                "caught twice as much."
-            )
-        if outcome == "PASS":
-            return (
-                f"PASS: nothing contradicts the claimed ε = {claim}, and this audit would have detected twice as much."
-            )
-        if outcome == "VIOLATION":
-            why = REFUTED.get(result.verdict.part or "", "this training gives away more than the claimed ε = {claim}")
-            return f"VIOLATION: {why.format(claim=claim)}."
-        finding = result.verdict.finding
-        assert isinstance(finding, Doubt)
-        return f"UNDERPOWERED: nothing refutes the claimed ε = {claim}, but {finding.headline}."
+def run_sentence(run: Run) -> str:
+    """The outcome of a run in one sentence: its verdict, or why there is none and what was measured so far."""
+    words, top = Words.of(run.result), top_row(run.result)
+    if run.finished:
+        return words.say(headline(run.result))
+    start = "Its result.json cannot be read" if run.has_result_file else "The run is not finished"
     if top is None:
-        return "Nothing was claimed, and no attack could be evaluated: there is no result."
-    start = "Nothing was claimed, so there is no verdict" if run.finished else _why_unfinished(run)
+        return f"{start}, and no attack could be evaluated."
     if not top.detected:
         floor = format_number(top.floor)
         return f"{start}: nothing was detected, and {top.canaries:,} canaries cannot see below ε = {floor}."
-    return f"{start}: {top.rung} measures ε = {format_number(top.epsilon)}{participation_words(top)}."
+    return words.say(f"{start}: {top.rung} measures ε = {format_number(top.epsilon)}{participation_words(top)}.")
 
 
 def participation_words(row: TableRow) -> str:
@@ -200,15 +160,6 @@ def participation_words(row: TableRow) -> str:
     if row.presentations is None:
         return ""
     return f" for somebody who takes part in {format_rounds(row.presentations)}"
-
-
-def format_rounds(count: int) -> str:
-    """A number of rounds with its noun.
-
-    >>> format_rounds(1), format_rounds(1500)
-    ('1 round', '1,500 rounds')
-    """
-    return "1 round" if count == 1 else f"{count:,} rounds"
 
 
 def scope_sentence(result: AuditResult) -> str:
@@ -235,13 +186,4 @@ def assumptions(row: LiteratureRow) -> str:
 
 def interval_words(row: TableRow) -> str:
     """The interval in brackets; empty without one."""
-    return "" if row.interval is None else f" (95 % interval {interval_text(row.interval)})"
-
-
-def interval_text(interval: tuple[float, float] | None) -> str:
-    """An interval as tables show it."""
-    return "none" if interval is None else f"{format_number(interval[0])} … {format_number(interval[1])}"
-
-
-def _why_unfinished(run: Run) -> str:
-    return "Its result.json cannot be read" if run.has_result_file else "The run is not finished"
+    return "" if row.interval is None else f" (95 % interval {format_interval(row.interval)})"

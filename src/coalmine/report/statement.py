@@ -18,18 +18,13 @@ from typing import Any
 from coalmine.argument_checks import one_line
 from coalmine.log.commitment import Commitment
 from coalmine.log.run_directory import RunDirectory
-from coalmine.report.sentences import format_number, format_rounds, meaning, posterior
+from coalmine.report.sentences import meaning, posterior
+from coalmine.report.statement_evidence import evidence_items
 from coalmine.report.statement_facts import NO_FACTS, Facts
-from coalmine.report.statement_items import (
-    Item,
-    Sources,
-    accounting_items,
-    client_sentence,
-    evidence_items,
-    guarantee_items,
-    mechanism_items,
-)
+from coalmine.report.statement_item import Item, Sources, client_sentence
+from coalmine.report.statement_items import accounting_items, guarantee_items, mechanism_items
 from coalmine.result.audit_result import AuditResult
+from coalmine.result.words import format_number, format_rounds, plural
 from coalmine.version import __version__
 
 SCHEMA_VERSION = 1
@@ -232,8 +227,8 @@ def read_statement(directory: Path | str, facts: Facts = NO_FACTS) -> PrivacySta
 
 def _titles(result: AuditResult, facts: Facts) -> Iterator[str]:
     """Possible names of the model, the best one first."""
-    for name in (facts.deployment.name, result.extra.get("title"), result.extra.get("task")):
-        if isinstance(name, str) and name.strip():
+    for name in (facts.deployment.name, result.trainer.title, result.trainer.task):
+        if name is not None and name.strip():
             yield one_line(name)
     yield "a model"
 
@@ -241,12 +236,3 @@ def _titles(result: AuditResult, facts: Facts) -> Iterator[str]:
 def finite(value: Any) -> bool:
     """Whether a value is a finite number, which YAML and JSON can represent."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def plural(noun: str) -> str:
-    """The plural of a regular noun, and of "person"."""
-    if noun == PERSON:
-        return "people"
-    if noun.endswith(("s", "x", "ch", "sh")):
-        return f"{noun}es"
-    return f"{noun[:-1]}ies" if noun.endswith("y") and noun[-2:-1] not in "aeiou" else f"{noun}s"

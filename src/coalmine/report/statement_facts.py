@@ -1,11 +1,12 @@
 """Facts that an operator states about a deployment: a TOML file, validated and read into structs."""
 
 import datetime
+import json
 import math
 import tomllib
 import types
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -121,6 +122,11 @@ class Facts(Part, frozen=True):
 
 
 NO_FACTS = Facts()
+UNKNOWN = "{} is not a fact; `coalmine statement --template` lists all facts"
+LIMITS = {  # of a `Meta`, in words
+    "gt": "above {}", "ge": "of at least {}", "lt": "below {}", "le": "at most {}", "pattern": "like {}",
+    "min_length": "of a length of at least {}", "max_length": "of a length of at most {}",
+}  # fmt: skip
 
 
 def template() -> str:
@@ -147,12 +153,51 @@ def read_facts(path: Path | str) -> Facts:
 def facts_from_dict(values: Any) -> Facts:
     """The facts in a dict from a facts file or a statement. Raises ValueError if they are not valid."""
     try:
-        facts = msgspec.convert(_normalise(values, "the file"), Facts)
-    except msgspec.ValidationError as error:
-        raise ValueError(_error_message(str(error), values)) from None
-    except (OverflowError, RecursionError):
-        raise ValueError("a number is too large, or tables are nested too deeply") from None
-    return facts
+        tables = _normalise(values, "the file")
+        if not isinstance(tables, Mapping):
+            raise ValueError(f"the file must be a table, got {short_repr(values)}")
+        for name, table in tables.items():
+            _check_table(name, table)
+        return msgspec.convert(tables, Facts)
+    except RecursionError:
+        raise ValueError("tables are nested too deeply") from None
+
+
+def _check_table(name: str, table: Any) -> None:
+    """Raise ValueError for the first entry that is not a fact, or not of its type."""
+    kinds = typing.get_type_hints(Facts)
+    if name not in kinds:
+        raise ValueError(UNKNOWN.format(short_repr(name)))
+    if not isinstance(table, Mapping):
+        raise ValueError(f"{name} must be a table, got {short_repr(table)}")
+    fields = typing.get_type_hints(kinds[name], include_extras=True)
+    for field, value in table.items():
+        if field not in fields:
+            raise ValueError(UNKNOWN.format(short_repr(field)))
+        kind = next(each for each in typing.get_args(fields[field]) if each is not types.NoneType)
+        try:
+            msgspec.convert(value, kind)
+        except (msgspec.ValidationError, OverflowError):
+            raise ValueError(f"{name}.{field} must be {requirement(kind)}, got {short_repr(value)}") from None
+
+
+def requirement(kind: Any) -> str:
+    """What a fact of this type must be, in words.
+
+    >>> requirement(Share), requirement(Literal["low", "high"])
+    ('a number above 0 and below 1', 'one of "low", "high"')
+    """
+    if typing.get_origin(kind) is Literal:
+        return f"one of {', '.join(json.dumps(option) for option in typing.get_args(kind))}"
+    base, *metas = typing.get_args(kind) if hasattr(kind, "__metadata__") else (kind,)
+    words = {float: "a number", int: "a whole number", str: "text", datetime.date: "a date such as 2026-11-16"}
+    limits = [
+        text.format(value if isinstance(value, str) else f"{value:,}" if isinstance(value, int) else f"{value:g}")
+        for meta in metas
+        for name, text in LIMITS.items()
+        if (value := getattr(meta, name)) is not None
+    ]
+    return f"{words.get(base, 'a list of texts')} {' and '.join(limits)}".strip()
 
 
 def _normalise(value: Any, name: str) -> Any:
@@ -172,42 +217,3 @@ def _normalise(value: Any, name: str) -> Any:
             )
         return text
     return value
-
-
-def _error_message(message: str, values: Any) -> str:
-    """An error of msgspec as "NAME must be REQUIREMENT, got VALUE"."""
-    reason, _, path = message.partition(" - at `")
-    name = path.rstrip("`").removeprefix("$").lstrip(".")
-    if "unknown field" in reason:
-        return f"{short_repr(reason.split('`')[1])} is not a fact; `coalmine statement --template` lists all facts"
-    table, _, field = name.partition(".")
-    value = values.get(table, {}) if isinstance(values, Mapping) else values
-    if field and isinstance(value, Mapping):
-        value = value.get(field.partition("[")[0])
-    got = f"got {short_repr(value)}"
-    if reason.startswith("Invalid enum value"):
-        return f"{name} must be one of {', '.join(_options(name))}, {got}"
-    if field.startswith("publication_date"):
-        return f"{name} must be a date such as 2026-11-16, {got}"
-    if not reason.startswith("Expected "):
-        return f"{name} must be a number of ordinary size, {got}"
-    required = reason.removeprefix("Expected ").partition(", got")[0].replace("`", "").replace(" | null", "")
-    return f"{name or 'the file'} must be {_type_words(required)}, {got}"
-
-
-def _type_words(required: str) -> str:
-    """A type from a msgspec error in words, with its limits."""
-    kind, _, limits = required.partition(" ")
-    words = {"object": "a table", "array": "a list", "str": "text", "float": "a number", "int": "a whole number"}
-    limits = limits.replace(">=", "of at least").replace("<=", "of at most").replace(">", "above").replace("<", "below")
-    limits = limits.replace("of length of", "of a length of").replace("matching regex", "like")
-    return f"{words.get(kind, kind)} {limits}".strip()
-
-
-def _options(name: str) -> Iterator[str]:
-    """The allowed values of a fact."""
-    table, _, field = name.partition(".")
-    kind = typing.get_type_hints(typing.get_type_hints(Facts)[table])[field]
-    for option in typing.get_args(kind):
-        if option is not types.NoneType:
-            yield from (f'"{value}"' for value in typing.get_args(option))

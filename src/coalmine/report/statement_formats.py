@@ -7,9 +7,10 @@ from typing import Any, Literal
 
 from coalmine.log.files import json_ready
 from coalmine.report.markdown import escape_markdown
-from coalmine.report.sentences import format_number, percent
+from coalmine.report.sentences import percent
 from coalmine.report.statement import MISSING_PART, PARTS, PRIORS, PrivacyStatement, finite
-from coalmine.report.statement_items import NOT_STATED, Item
+from coalmine.report.statement_item import NOT_STATED, Item
+from coalmine.result.words import format_number
 from coalmine.version import __version__
 
 Format = Literal["md", "html", "json", "yaml", "card"]

@@ -3,9 +3,10 @@
 import functools
 from importlib import resources
 
-from coalmine.report.sentences import format_number, percent
-from coalmine.report.statement import CROWD, MISSING_PART, PARTS, PRIORS, PrivacyStatement, plural
+from coalmine.report.sentences import percent
+from coalmine.report.statement import CROWD, MISSING_PART, PARTS, PRIORS, PrivacyStatement
 from coalmine.report.templating import Markup, new_environment
+from coalmine.result.words import format_number, plural
 
 ACROSS, STEP = 10, 12
 

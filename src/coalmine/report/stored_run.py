@@ -1,6 +1,7 @@
 """Read a run directory for a report, as far as it can be read."""
 
 import logging
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -23,7 +24,6 @@ from coalmine.report import plots
 from coalmine.report.epsilon_by_round import EpsilonReader
 from coalmine.report.round_views import ViewsReader
 from coalmine.report.table_rows import main_rows, published_row
-from coalmine.report.trainer_entries import number
 from coalmine.result.audit_result import CONFIDENCE, AuditResult
 from coalmine.result.derivation import derive_result, derive_scores
 
@@ -180,20 +180,26 @@ class Run:
         """The noise multiplier that the trainer wrote into the result or the config."""
         privacy = self.config.get("privacy")
         configured = privacy.get("noise_multiplier") if isinstance(privacy, dict) else None
-        stored = number(self.result.extra.get("noise_multiplier"))
-        return number(configured) if stored is None else stored
+        stored = self.result.trainer.noise_multiplier
+        return _number(configured) if stored is None else stored
 
     @property
     def accuracies(self) -> list[tuple[int, float]]:
         """Round and accuracy of each evaluation in the trainer's metrics."""
-        pairs = [(number(line.get("round")), number(line.get("accuracy"))) for line in self.metrics]
+        pairs = [(_number(line.get("round")), _number(line.get("accuracy"))) for line in self.metrics]
         return [(int(round_), value) for round_, value in pairs if round_ is not None and value is not None]
 
     @property
     def accuracy(self) -> float | None:
         """The accuracy of the final model, or else the last one in the metrics."""
-        stored = number(self.result.extra.get("accuracy"))
+        stored = self.result.trainer.accuracy
         return self.accuracies[-1][1] if stored is None and self.accuracies else stored
+
+
+def _number(value: Any) -> float | None:
+    """A number of a config or of metrics; None for anything else."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool) and not math.isnan(value)
+    return float(value) if is_number else None
 
 
 def _rounds_to_compare(numbers: list[int], gauges: Iterable[GaugeResult]) -> set[int]:

@@ -6,7 +6,10 @@ from typing import Literal
 
 from coalmine.evidence.ladder import RUNGS, Scores
 from coalmine.result.audit_result import CONFIDENCE, Adversary, AuditResult, Headline, Row
+from coalmine.result.words import format_interval, format_number
+from coalmine.verdict.outcome import UNDERPOWERED
 
+KNOWN_NULL = tuple(rung for rung in RUNGS if rung != "all-iterates")  # rungs whose null has a closed form
 Kind = Literal["estimate", "heuristic", "valid bound"]
 
 
@@ -94,8 +97,9 @@ class TableRow:
 
     @property
     def std_fitted(self) -> bool:
-        """Whether a warning of the row says that the standard deviation was fitted to few scores."""
-        return any(warning.startswith("the standard deviation was fitted") for warning in self.warnings)
+        """Whether the standard deviation was fitted to few scores, although the null's is known."""
+        fitted = self.row is not None and not self.pooled and self.row.estimate.variance.used == "fitted"
+        return fitted and self.rung in KNOWN_NULL
 
     @property
     def estimators(self) -> tuple[Estimator, ...]:
@@ -185,13 +189,38 @@ def row_of(result: AuditResult, scores: Scores) -> Row | None:
 
 
 def rung_verdict(result: AuditResult, rung: str) -> str:
-    """The verdict on one rung; empty without a claim. A rung without rows has the run's verdict if it decided."""
+    """The verdict on one rung; empty without a claim, and "–" for a weaker attacker that could not confirm it.
+
+    A rung without rows has the run's verdict if it decided.
+    """
     adversary, verdict = result.adversaries.get(rung), None
     if adversary is not None:
         verdict = adversary.verdict
     elif result.headline is not None and result.headline.rung == rung:
         verdict = result.verdict
-    return "" if verdict is None else str(verdict.outcome)
+    if verdict is None:
+        return ""
+    last = next(reversed(result.adversaries), rung)
+    decides = rung == last or (result.verdict is not None and result.verdict.rung == rung)
+    return str(verdict.outcome) if decides or verdict.outcome != UNDERPOWERED else "–"
+
+
+def ladder_table(result: AuditResult) -> tuple[list[str], list[list[str]]]:
+    """Heads and cells of the ladder for terminals and notebooks: one line for each adversary."""
+    heads = ["adversary", "shown", "ε", "95 % interval", "lower bound", "floor", "paper's ε", "paper's ε_lo", "verdict"]
+    lines = [
+        [
+            f"{row.rung}, pooled" if row.pooled else row.rung,
+            "" if row.presentations is None else f"{row.presentations}×",
+            format_number(row.epsilon),
+            format_interval(row.interval),
+            *map(format_number, (row.lower_bound, row.floor, row.paper_epsilon, row.paper_lower_bound)),
+            rung_verdict(result, row.rung),
+        ]
+        for row in shown_rows(result)
+    ]
+    judged = any(line[-1] for line in lines)
+    return (heads, lines) if judged else (heads[:-1], [line[:-1] for line in lines])
 
 
 def row_warnings(result: AuditResult) -> list[str]:

@@ -19,7 +19,7 @@ from coalmine.evidence.views import Reader, read_log
 from coalmine.log.rounds_file import RoundLog
 from coalmine.measure.round_facts import MOST_CLIENTS
 from coalmine.measure.settings import FEWEST, Settings, presentation_counts
-from coalmine.result.audit_result import Adversary, AuditResult, Row
+from coalmine.result.audit_result import Adversary, AuditResult, Row, SmallGroup
 from coalmine.result.rows import make_headline, make_row, make_sampled_row, sampled_headline, without_bound
 from coalmine.verdict.alarm import Alarm, AlarmReader
 from coalmine.verdict.amplified_claim import SampledClaim, judge_sampled, moves_in_groups, read_claim, with_schedule
@@ -94,7 +94,7 @@ def derive_result(
     verdict = _without_pass(verdict, audited)
     notes += gauge_reader.notes()
     notes += _one_look(log, settings, verdict, alarm)
-    adversaries, more = _adversaries(rungs, by_rung, unknown, settings)
+    adversaries, more, small_groups = _adversaries(rungs, by_rung, unknown, settings)
     notes += more
     if UNKNOWN in adversaries and moves_in_groups(legs):
         adversaries[UNKNOWN] = without_bound(adversaries[UNKNOWN])
@@ -130,7 +130,8 @@ def derive_result(
             sampling=legs.get("sampling"),
             given=audited,
         ),
-        notes=tuple(notes),
+        log_notes=tuple(notes),
+        small_groups=tuple(small_groups),
         watched=watched,
         alarm=alarm,
     )
@@ -191,13 +192,14 @@ def _in_order(rungs: list[Scores], unknown: UnknownRound | None) -> list[Scores]
 
 def _adversaries(
     rungs: list[Scores], by_rung: dict[str, Verdict], unknown: UnknownRound | None, settings: Settings
-) -> tuple[dict[str, Adversary], list[str]]:
-    """Each rung's rows, one for each number of presentations, and notes on those without a result.
+) -> tuple[dict[str, Adversary], list[str], list[SmallGroup]]:
+    """Each rung's rows, one for each number of presentations, notes on those without a result, and groups too small.
 
     Under sampling these numbers vary from canary to canary, so only the most common ones have a row.
     """
     adversaries: dict[str, Adversary] = {}
     notes: list[str] = []
+    small: list[SmallGroup] = []
     for name in dict.fromkeys(scores.rung for scores in rungs):
         rows: list[Row] = []
         groups = [scores for scores in rungs if scores.rung == name]
@@ -215,17 +217,12 @@ def _adversaries(
             if row is not None:
                 rows.append(row)
             elif name != UNKNOWN:
-                notes.append(f"{name}: {_group(scores)}, too few to say anything")
+                group = SmallGroup(adversary=name, presentations=scores.presentations, canaries=scores.observed.size)
+                small.append(group)
         rows.sort(key=lambda row: (-row.canaries, -(row.presentations or 0)))
         if rows:
             adversaries[name] = Adversary(name=name, rows=tuple(rows), verdict=by_rung.get(name))
-    return adversaries, notes
-
-
-def _group(scores: Scores) -> str:
-    count, times = scores.observed.size, scores.presentations
-    canaries = "1 canary was" if count == 1 else f"{count} canaries were"
-    return f"{canaries} presented {'once' if times == 1 else f'{times} times'}"
+    return adversaries, notes, small
 
 
 def _unknown_rounds(

@@ -2,8 +2,7 @@
 
 from coalmine.simulation.config import RunConfig
 from coalmine.simulation.dp_fedavg import Steps
-from coalmine.simulation.run_outcome import RunOutcome
 from coalmine.simulation.tasks import load_task
 from coalmine.simulation.training_run import resume, simulate, start
 
-__all__ = ["RunConfig", "RunOutcome", "Steps", "load_task", "resume", "simulate", "start"]
+__all__ = ["RunConfig", "Steps", "load_task", "resume", "simulate", "start"]

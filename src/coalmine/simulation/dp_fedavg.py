@@ -12,11 +12,12 @@ from coalmine.audit import Audit
 from coalmine.canaries.rotation_numpy import stay_in_one_thread
 from coalmine.simulation.client_sums import ClientSums, equal_weights
 from coalmine.simulation.clipping import Clipping, clip_factors
-from coalmine.simulation.cohorts import Cohort, Cohorts
+from coalmine.simulation.cohorts import Cohort
 from coalmine.simulation.config import RunConfig
 from coalmine.simulation.engines import Engine
 from coalmine.simulation.models import accuracy
 from coalmine.simulation.noise_addition import Noise, gaussian_noise, noise_of, noise_spread, noised_average
+from coalmine.simulation.planned_privacy import PlannedPrivacy
 from coalmine.simulation.population import Indices, Population, single_examples
 from coalmine.simulation.randomness import torch_stream
 from coalmine.simulation.server_optimizer import ServerSettings, State, server_step
@@ -46,6 +47,7 @@ class Steps:
     aggregate: Callable[[Tensor, Tensor, Tensor, float, float], Tensor] = noised_average
     others: Callable[[Tensor, float], Tensor] = clients_part
     server_step: Callable[[Tensor, State, int, ServerSettings], Tensor] = server_step
+    note: str = ""  # for the reader of the result
 
 
 @dataclass
@@ -75,15 +77,15 @@ class Training:
 
     def __init__(
         self,
-        config: RunConfig,
+        planned: PlannedPrivacy,
         *,
         task: Task,
         engine: Engine,
-        cohorts: Cohorts,
         audit: Audit,
         steps: Steps | None = None,
     ) -> None:
-        self.config, self.task, self.engine, self.cohorts, self.audit = config, task, engine, cohorts, audit
+        self.planned, self.task, self.engine, self.audit = planned, task, engine, audit
+        config, cohorts = self.config, self.cohorts = planned.config, planned.cohorts
         self.steps = steps or Steps()
         self.population = population_of(config, task)
         self.sums = ClientSums(config, self.population, engine, self.steps.weigh, self.steps.clip)

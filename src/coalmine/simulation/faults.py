@@ -440,3 +440,16 @@ STEPS: dict[str, Callable[[], Steps]] = {
     "weighted-mean-declared": _weighted_by_mean,
 }
 assert set(STEPS) == {fault.name for fault in FAULTS}
+
+RUN_FAULTS = {  # for `coalmine run --fault`: faults that any run can have
+    "halved-noise": "noise-over-2",
+    "forgotten-clip": "clip-forgotten",
+    "reused-noise": "noise-reused",
+}
+
+
+def steps_with(fault: str) -> Steps:
+    """The steps of a run with one of `RUN_FAULTS`, which its result names."""
+    name = RUN_FAULTS[fault]
+    title = next(each.title for each in FAULTS if each.name == name)
+    return replace(STEPS[name](), note=f"this run has a fault on purpose: {title}")

@@ -1,20 +1,21 @@
 """The privacy of a run as its config plans it: exposures, analytical epsilon, claim. All is known before round 1."""
 
 import logging
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 from coalmine.estimators.amplification import AmplifiedEpsilon, amplified_epsilon
 from coalmine.estimators.correlated import CorrelatedNoise
 from coalmine.estimators.mechanism import mechanism_epsilon
+from coalmine.result.trainer_section import TrainerSection
 from coalmine.simulation.clipping import Clipping
 from coalmine.simulation.cohorts import Cohorts, sampling_of
 from coalmine.simulation.config import RunConfig
 from coalmine.simulation.exposure import CanaryExposures, Exposure, canary_exposures, exposed_epsilon, most_exposed
 from coalmine.verdict.claim import Claim
 from coalmine.verdict.coverage import AuditedItem
-from coalmine.verdict.pipeline_record import CLOSED_FORM, accountant_version, of_library
+from coalmine.verdict.pipeline_record import CLOSED_FORM, PipelineRecord, accountant_version, of_library
 
 log = logging.getLogger(__name__)
 
@@ -130,30 +131,50 @@ class PlannedPrivacy:
         noise = self.clipping.update_noise_multiplier / self.usual.sensitivity
         return float(mechanism_epsilon(noise, delta=self.config.privacy.delta))
 
-    def entries(self, title: str) -> dict[str, Any]:
-        """The trainer's entries of result.json that are known before round 1; `title` is the name of the data."""
+    def section(self, title: str) -> TrainerSection:
+        """The trainer's section of the result as it is known before round 1; `title` is the name of the data."""
         config = self.config
-        return {
-            "task": config.task.name,
-            "title": title,
-            "level": config.task.level,
-            "noise_multiplier": config.privacy.noise_multiplier,
-            "update_noise_multiplier": self.clipping.update_noise_multiplier,
-            "update_epsilon": self.update_epsilon,
-            "count_noise_multiplier": self.count_noise_multiplier,
-            "count_epsilon": self.count_epsilon,
-            "presentations": self.usual.times,
-            "noise": config.privacy.noise,
-            "sensitivity": self.usual.sensitivity,
-            "population": self.population,
-            "client_rounds": self.client.times,
-            "client_epsilon": self.epsilon(self.client),
-            "client_exposure": "most exposed" if self.counts_clients else "average",
-            "secret_seed": config.canaries.seed_file is not None,
-            "pipeline": self._pipeline(),
-        }
+        return TrainerSection(
+            task=config.task.name,
+            title=title,
+            level=config.task.level,
+            noise_multiplier=config.privacy.noise_multiplier,
+            update_noise_multiplier=self.clipping.update_noise_multiplier,
+            update_epsilon=self.update_epsilon,
+            count_noise_multiplier=self.count_noise_multiplier,
+            count_epsilon=self.count_epsilon,
+            presentations=self.usual.times,
+            noise=config.privacy.noise,
+            sensitivity=self.usual.sensitivity,
+            population=self.population,
+            client_rounds=self.client.times,
+            client_epsilon=self.epsilon(self.client),
+            client_exposure="most exposed" if self.counts_clients else "average",
+            secret_seed=config.canaries.seed_file is not None,
+            pipeline=self._pipeline(),
+            notes=tuple(self._notes()),
+        )
 
-    def _pipeline(self) -> dict[str, Any]:
+    def _notes(self) -> Iterator[str]:
+        """Caveats and context for a reader of the result, one sentence each."""
+        config, unit = self.config, self.config.task.level
+        if config.canaries.pattern == "replace":
+            yield f"{config.canaries.count:,} of the {self.population:,} {unit}s are canaries"
+        if config.claim_counts_sampling and config.canaries.pattern == "spread":
+            yield (
+                f"the canaries' rounds are planned, so the sampler of the {unit}s is not observed; --pattern clients or "
+                "--pattern replace lets it pick the canaries"
+            )
+        if self.count_noise_multiplier and self.count_epsilon is not None:
+            yield (
+                f"adaptive clipping spends ε {self.count_epsilon:.4g} on its count (noise multiplier "
+                f"{self.count_noise_multiplier:.4g}), so the updates have noise multiplier "
+                f"{self.clipping.update_noise_multiplier:.4g} and known-others is compared with ε {self.update_epsilon:.4g}"
+            )
+        if config.canaries.seed_file is None:
+            yield "the canaries use the public demo seed; give --seed-file for an audit that others can trust"
+
+    def _pipeline(self) -> PipelineRecord:
         """The record of this training pipeline, for the privacy statement."""
         config, accountant = self.config, None
         if config.claim.analytical:
@@ -187,7 +208,7 @@ class PlannedPrivacy:
             also_released="; ".join(released),
             pretraining="none: the initial model is random",
             evaluation="accuracy is measured on examples that took no part in training; the ε does not cover them",
-        ).to_dict()
+        )
 
     def audited_items(self) -> list[AuditedItem]:
         """The audit coverage that follows from this pipeline; the audit derives the rest from its rounds."""

@@ -4,12 +4,11 @@ import io
 import json
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,8 +20,12 @@ from coalmine.log.commitment import Precommitment
 from coalmine.log.files import json_ready, remove_drafts, write_atomically
 from coalmine.log.result_file import PIPELINE_ITEMS
 from coalmine.log.run_directory import RunDirectory
+from coalmine.measure.schedule import CanarySchedule
+from coalmine.measure.settings import checked_settings
 from coalmine.measure.torch_group import LostRankError
 from coalmine.measure.vectors import NotFiniteError, model_sha256
+from coalmine.result.audit_result import AuditResult
+from coalmine.result.trainer_section import TrainerSection
 from coalmine.simulation.client_sums import ClientSums, engine_of
 from coalmine.simulation.cohorts import Cohorts, plan_cohorts, sampling_of
 from coalmine.simulation.config import RunConfig, TaskSettings
@@ -30,11 +33,10 @@ from coalmine.simulation.distributed.local_ranks import LocalRanks, SharedExampl
 from coalmine.simulation.distributed.rank_group import RankGroup
 from coalmine.simulation.distributed.rounds import RankSums
 from coalmine.simulation.dp_fedavg import RoundReport, Steps, Training, TrainingState, population_of
-from coalmine.simulation.engines.plain.one_by_one import OneByOne
+from coalmine.simulation.engines import trains_one_by_one
 from coalmine.simulation.participation import rounds_digest
 from coalmine.simulation.planned_privacy import PlannedPrivacy
 from coalmine.simulation.randomness import torch_stream
-from coalmine.simulation.run_outcome import RunOutcome
 from coalmine.simulation.tasks import Task, load_task
 from coalmine.simulation.training_checkpoint import load_checkpoint, save_checkpoint
 from coalmine.verdict.coverage import AuditedItem
@@ -64,7 +66,7 @@ def start(
     ranks: RankGroup | None = None,
     home: RunDirectory | None = None,
     most_workers: int | None = None,
-) -> RunOutcome:
+) -> AuditResult:
     """Train with canaries in `directory` and return the outcome.
 
     If the directory holds the same run, it is resumed from its checkpoint; a different run there is a ValueError. On rank 0
@@ -74,15 +76,16 @@ def start(
     config = replace(config, engine=config.engine.resolved())
     task = _load_task(config)
     config = _with_workers(config, task, steps, ranks, most_workers)
-    if not (directory / "config.toml").exists():
-        _plan(config, task, None)  # validate before creating the directory
-    else:
+    planned = None
+    if (directory / "config.toml").exists():
         _check_workers(config, directory)
+    else:
+        planned = plan(config, task)  # validate before creating the directory
     home = home or RunDirectory(directory)
     with _explain_errors(directory):
         try:
             home.write_config(config.to_dict())
-            return _train_in_directory(config, home, task, progress, steps, ranks)
+            return _train_in_directory(config, home, task, progress, steps, ranks, planned)
         finally:
             home.close()
 
@@ -93,7 +96,7 @@ def resume(
     progress: Callable[[Progress], None] = lambda _: None,
     ranks: RankGroup | None = None,
     home: RunDirectory | None = None,
-) -> RunOutcome:
+) -> AuditResult:
     """Resume the run in `directory` from its checkpoint. The result is the same as that of an uninterrupted run."""
     if not (directory / "config.toml").is_file():
         raise ValueError(f"{directory} holds no run: config.toml is missing")
@@ -117,7 +120,7 @@ def follow(ranks: RankGroup) -> None:
         sums.sums.engine.close()
 
 
-def simulate(config: RunConfig, *, steps: Steps | None = None) -> RunOutcome:
+def simulate(config: RunConfig, *, steps: Steps | None = None) -> AuditResult:
     """Train with canaries in memory, without writing any files, and return the outcome."""
     config = replace(config, engine=config.engine.resolved())
     with prepared(config, None, steps) as training:
@@ -128,7 +131,7 @@ def simulate(config: RunConfig, *, steps: Steps | None = None) -> RunOutcome:
             if must_stop():
                 break
         training.audit.observe_final(state.model_vector, initial=training.initial_vector())
-        return _outcome(training, training.evaluate(state) if accuracy is None else accuracy)
+        return _result(training, training.evaluate(state) if accuracy is None else accuracy)
 
 
 def _with_workers(
@@ -150,8 +153,8 @@ def _with_workers(
         raise ValueError(f"engine.jobs must be 1 where the steps of a round are replaced, got {workers}")
     if workers:
         return config
-    engine = engine_of(config, task.model, task.train)
-    parallel = isinstance(engine, OneByOne) and not on_gpu and steps is None
+    one_by_one = config.task.level == "client" and trains_one_by_one(config.engine.name, task.model, on_cpu=not on_gpu)
+    parallel = one_by_one and not on_gpu and steps is None
     count = min(cores(), limit or cores(), config.participation.clients_per_round) if parallel else 1
     return replace(config, engine=replace(config.engine, jobs=count if ranks is None else ranks.size))
 
@@ -174,9 +177,10 @@ def _train_in_directory(
     progress: Callable[[Progress], None],
     steps: Steps | None,
     ranks: RankGroup | None,
-) -> RunOutcome:
+    planned: PlannedPrivacy | None,
+) -> AuditResult:
     digest = _new_rounds_digest(config, home)
-    with prepared(config, home, steps, task=task, ranks=ranks) as training:
+    with prepared(config, home, steps, task=task, ranks=ranks, planned=planned) as training:
         log.info("training %s", training.description)
         log.info("commitment (record it elsewhere before round 1): %s", training.audit.commitment.statement_sha256)
         if digest is not None:  # after validation, so that the user can correct an invalid file
@@ -184,7 +188,7 @@ def _train_in_directory(
         _save_initial(home.path / INITIAL, training)
         state = _restore_state(training, home, config)
         last_accuracy = _last_accuracy(home)
-        planned = _planned(training)
+        planned = training.planned
         exposures = planned.exposures(state.round_number)
         started, first = time.monotonic(), state.round_number
         must_stop = _stop_check(training)
@@ -206,10 +210,9 @@ def _train_in_directory(
             training.audit.observe_final(state.model_vector, initial=training.initial_vector())
         _save_model(home.path / "model.npy", state.model_vector)
         accuracy = _accuracy_after(state.round_number, home)
-        outcome = _outcome(training, training.evaluate(state) if accuracy is None else accuracy)
-        home.write_result(outcome.result, **outcome.extra())
-        log.info("digest of the log (record it elsewhere now): %s", training.audit.log_digest)
-        return outcome
+        result = _result(training, training.evaluate(state) if accuracy is None else accuracy).written_to(home)
+        log.info("digest of the log (record it elsewhere now): %s", result.log_digest)
+        return result
 
 
 def _stop_check(training: Training) -> Callable[[], bool]:
@@ -220,7 +223,7 @@ def _stop_check(training: Training) -> Callable[[], bool]:
     settings = training.config.claim
     if not settings.stop_on_violation:
         return lambda: False
-    claim = _planned(training).claim
+    claim = training.planned.claim
     return lambda: claim is not None and training.audit.alarm(claim, wait=False) is not None
 
 
@@ -313,18 +316,21 @@ def prepared(
     *,
     task: Task | None = None,
     ranks: RankGroup | None = None,
+    planned: PlannedPrivacy | None = None,
 ) -> Iterator[Training]:
     """A training with its task, engine, ranks and audit; leaving the context releases them."""
     task = task or _load_task(config)
     config = _with_workers(config, task, steps, ranks)
     shared = SharedExamples(task.train) if config.engine.jobs > 1 and ranks is None else None
     task = task.to(config.engine.device)
-    config, audit, cohorts = _plan(config, task, home)
+    planned = planned or plan(config, task)
+    config, cohorts = planned.config, planned.cohorts
+    audit = _audit(planned, task, home)
     _warn_of_many_canaries(config, cohorts)
     engine = engine_of(config, task.model, task.train)
     threads = torch.get_num_threads()
     torch.set_num_threads(config.engine.threads)
-    training = Training(config, task=task, engine=engine, cohorts=cohorts, audit=audit, steps=steps)
+    training = Training(planned, task=task, engine=engine, audit=audit, steps=steps)
     local = None if shared is None else LocalRanks(task.model, shared, training.sums, size=config.engine.jobs)
     if local is not None:
         training.clients_sum = local.compute
@@ -349,41 +355,47 @@ def check_plans(configs: Mapping[str, RunConfig]) -> None:
     for name, config in configs.items():
         try:
             task = tasks.get(config.task) or tasks.setdefault(config.task, _load_task(config))
-            _plan(config, task, None)
+            plan(config, task)
         except ValueError as error:
             raise ValueError(f"{name} cannot be run: {error}") from error
 
 
-def _plan(config: RunConfig, task: Task, home: RunDirectory | None) -> tuple[RunConfig, Audit, Cohorts]:
-    """The config with the number of canaries filled in, the audit, and the cohorts."""
+def plan(config: RunConfig, task: Task) -> PlannedPrivacy:
+    """The plan of a run: its config with the number of canaries, its cohorts, and the privacy that follows. Validates it."""
     population = len(population_of(config, task))
     config = replace(config, canaries=config.canaries.with_count(population))
-    canaries = config.canaries
-    kind: Literal["rotated", "sphere"] = "rotated" if canaries.kind == "rotated" else "sphere"
-    new_audit = partial(
-        Audit,
-        task.model.dim,
-        canaries=canaries.count,
-        unobserved=canaries.unobserved,
-        seed=config.canary_seed(),
-        delta=config.privacy.delta,
-        kind=kind,
-        rounds=config.rounds if canaries.pattern == "spread" else None,
-        presentations=canaries.presentations,
-        layers=task.model.sizes,
-        noise=config.noise_law(),
-        deferred=not task.model.layers,  # small models finish before a thread would start
+    schedule = CanarySchedule(
+        checked_settings(task.model.dim, momentum=0.0, **_audit_settings(config, task)), config.canary_seed()
     )
-    audit = new_audit()
-    cohorts = plan_cohorts(config, population, audit.canaries_in_round)
+    cohorts = plan_cohorts(config, population, schedule.in_round)
     config.privacy.clipping_of(cohorts.expected_size)  # validate now
     _check_epochs(config, population)
-    if home is not None:
-        if not home.has_record:  # a resumed run keeps what it committed to, whatever this machine would compute
-            planned = PlannedPrivacy(config, cohorts, population)
-            home.commit(config.canary_seed(), audit.settings, _statement(planned, task))
-        audit = new_audit(directory=home)
-    return config, audit, cohorts
+    return PlannedPrivacy(config, cohorts, population)
+
+
+def _audit_settings(config: RunConfig, task: Task) -> dict[str, Any]:
+    """The settings of the run's audit."""
+    canaries = config.canaries
+    return {
+        "canaries": canaries.count,
+        "unobserved": canaries.unobserved,
+        "delta": config.privacy.delta,
+        "kind": canaries.kind,
+        "rounds": config.rounds if canaries.pattern == "spread" else None,
+        "presentations": canaries.presentations,
+        "layers": task.model.sizes,
+        "noise": config.noise_law(),
+    }
+
+
+def _audit(planned: PlannedPrivacy, task: Task, home: RunDirectory | None) -> Audit:
+    """The audit of the run, which commits to its plan if it has a directory."""
+    config, settings = planned.config, _audit_settings(planned.config, task)
+    seed = config.canary_seed()
+    if home is not None and not home.has_record:  # a resumed run keeps what it committed to, whatever is computed here
+        home.commit(seed, checked_settings(task.model.dim, momentum=0.0, **settings), _statement(planned, task))
+    deferred = not task.model.layers  # small models finish before a thread would start
+    return Audit(task.model.dim, seed=seed, directory=home, deferred=deferred, **settings)
 
 
 def _statement(planned: PlannedPrivacy, task: Task) -> Precommitment:
@@ -394,33 +406,33 @@ def _statement(planned: PlannedPrivacy, task: Task) -> Precommitment:
         watched=planned.config.claim.stop_on_violation,
         initial_sha256=model_sha256(initial.cpu().numpy()),
         facts=json_ready(
-            {"analytical_epsilon": float(planned.analytical), **planned.entries(_title(task, planned.config))}
+            {"analytical_epsilon": float(planned.analytical), **planned.section(_title(task, planned.config)).to_dict()}
             | {PIPELINE_ITEMS: {item.name: item.to_dict() for item in planned.audited_items()}}
         ),
     )
 
 
-def _entries(training: Training, planned: PlannedPrivacy) -> dict[str, Any]:
-    """The trainer's entries that were known before round 1: those that the audit committed to, if it did."""
-    known = planned.entries(_title(training.task, training.config))
-    return {name: training.audit.statement.facts.get(name, value) for name, value in known.items()}
+def _section(training: Training) -> TrainerSection:
+    """The trainer's section as it was known before round 1: what the audit committed to, if it did."""
+    known = training.planned.section(_title(training.task, training.config)).to_dict()
+    return TrainerSection.from_dict({**known, **{name: value for name, value in _committed(training) if name in known}})
 
 
-def _audited_items(training: Training, planned: PlannedPrivacy) -> list[AuditedItem]:
+def _committed(training: Training) -> Iterable[tuple[str, Any]]:
+    return training.audit.statement.facts.items()
+
+
+def _audited_items(training: Training) -> list[AuditedItem]:
     """The pipeline's own items: those that the audit committed to, if it did."""
     committed = training.audit.statement.facts.get(PIPELINE_ITEMS)
     if committed is None:
-        return planned.audited_items()
+        return training.planned.audited_items()
     return [AuditedItem(name, **item) for name, item in committed.items()]
 
 
 def _title(task: Task, config: RunConfig) -> str:
     """The name of the data in results."""
     return task.title or config.task.name
-
-
-def _planned(training: Training) -> PlannedPrivacy:
-    return PlannedPrivacy(training.config, training.cohorts, len(training.population))
 
 
 def _check_epochs(config: RunConfig, population: int) -> None:
@@ -452,38 +464,17 @@ def _warn_of_many_canaries(config: RunConfig, cohorts: Cohorts) -> None:
         )
 
 
-def _outcome(training: Training, accuracy: float) -> RunOutcome:
-    config, planned = training.config, _planned(training)
-    usual, analytical = planned.usual, planned.analytical
-    if_claimed, audited = None, _audited_items(training, planned)
-    if 0 < analytical < np.inf and config.claim.epsilon is None and not config.claim.computed:
-        if_claimed = training.audit.result(claim=planned.claim_of(analytical)).verdict
+def _result(training: Training, accuracy: float) -> AuditResult:
     result = training.audit.result(
-        claim=planned.claim,
-        analytical_epsilon=float(analytical),
-        audited=audited,
-        watched=config.claim.stop_on_violation,
+        claim=training.planned.claim,
+        analytical_epsilon=float(training.planned.analytical),
+        audited=_audited_items(training),
+        watched=training.config.claim.stop_on_violation,
     )
-    return RunOutcome(
-        config=config,
-        title=_title(training.task, config),
-        result=result,
-        accuracy=accuracy,
-        engine=training.description,
-        analytical=analytical,
-        presentations=usual.times,
-        update_noise_multiplier=planned.clipping.update_noise_multiplier,
-        update_epsilon=planned.update_epsilon,
-        count_noise_multiplier=planned.count_noise_multiplier,
-        count_epsilon=planned.count_epsilon,
-        sensitivity=usual.sensitivity,
-        population=planned.population,
-        client_rounds=planned.client.times,
-        client_epsilon=planned.epsilon(planned.client),
-        exact_client=planned.counts_clients,
-        if_claimed=if_claimed,
-        entries=_entries(training, planned),
-    )
+    section = _section(training)
+    notes = (*section.notes, training.steps.note) if training.steps.note else section.notes
+    section = replace(section, accuracy=accuracy, engine=training.description, notes=notes)
+    return replace(result, trainer=section)
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from coalmine.canaries.secret import secret_seed
 from coalmine.canaries.seeds import seed_bytes
 from coalmine.estimators.correlated import CorrelatedNoise
 from coalmine.result.audit_result import AuditResult
+from coalmine.result.trainer_section import FunctionCheck, TrainerSection
 from coalmine.testing.call_plan import (
     CERTAIN,
     MOST_CALLS,
@@ -131,7 +132,7 @@ def check_private(
         second = "a second one with other canaries passed" if _passed(again) else "a second one did not pass either"
         if _refuted(again) and not _refuted(result) and not certain:  # refuted once only
             again = result
-        result = replace(again, notes=(*again.notes, f"{first}; {second}"))
+        result = replace(again, log_notes=(*again.log_notes, f"{first}; {second}"))
     return result
 
 
@@ -244,28 +245,28 @@ def _described(
 ) -> AuditResult:
     """The result with notes, audited items and the details of the check."""
     fault = None if _passed(result) else likely_fault(mechanism, decided, result, readings)
-    notes = [*result.notes]
+    notes = [*result.log_notes]
     rounded = trials.rounding(main) if mechanism.noise is None and _passed(result) else None
     notes += [] if rounded is None else [rounded]
     if mechanism.adjacency == "add-remove":
         notes.append(
             "every call had the same number of clients: whether the number itself stays private is not checked"
         )
-    check = {
-        "adjacency": mechanism.adjacency,
-        "clients": mechanism.clients,
-        "clip_norm": mechanism.clip_norm,
-        "calls": trials.total,
-        "decided_by": decided,
-        "likely_fault": fault,
-        "warning": rounded if rounded == ROUNDED_NOISE else None,
-    }
+    check = FunctionCheck(
+        adjacency=mechanism.adjacency,
+        clients=mechanism.clients,
+        clip_norm=mechanism.clip_norm,
+        calls=trials.total,
+        decided_by=decided,
+        likely_fault=fault,
+        warning=rounded if rounded == ROUNDED_NOISE else None,
+    )
     return replace(
         result,
         clients=mechanism.clients,
         audited=tuple(_checked_item(item, mechanism, verdicts) for item in result.audited),
-        notes=tuple(notes),
-        extra={"check": check},
+        log_notes=tuple(notes),
+        trainer=TrainerSection(check=check),
     )
 
 

@@ -84,6 +84,7 @@ def test_the_laplace_scores_have_the_true_epsilon():
     assert observed.mean() - unobserved.mean() == pytest.approx(2.3, abs=4 * 2 / math.sqrt(1_000))
 
 
+@pytest.mark.full
 def test_the_page_has_a_value_for_every_estimator(results):
     page = study.page(results, compared())
     for name in kinds(results, "gaussian"):

@@ -46,6 +46,7 @@ def test_a_test_worse_than_chance_gives_zero():
     assert gdp_mu(0.0, math.log(0.5)) == 0
 
 
+@pytest.mark.full
 def test_only_the_corrected_row_is_a_bound():
     """1,000 runs of a Gaussian mechanism with true epsilon 4.9."""
     rng, runs = np.random.default_rng(5), 1_000

@@ -25,7 +25,7 @@ LEVEL = GAUGE_LEVEL  # probability that one statistic fails in a correct run
 Status = Literal["ok", "low", "warning"]
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Statistic:
     """One statistic of a gauge.
 
@@ -48,6 +48,9 @@ class Statistic:
     needs_gaussian: bool = False  # whether its proof assumes that all coordinates together follow a Gaussian law
     by_tensor: bool = False  # whether each tensor has its own
     sees_grids: bool = False  # whether a release that lies on a grid moves it
+
+    def __repr__(self) -> str:
+        return f"<statistic {self.name!r}>"
 
     def result(
         self,

@@ -13,10 +13,15 @@ from coalmine.simulation.engines.plain.one_by_one import OneByOne, autograd_step
 from coalmine.simulation.engines.plain.vectorized import VectorizedTogether
 from coalmine.simulation.models import Convolutional, Model, Recurrent
 
-__all__ = ["ClientSettings", "Engine", "Examples", "client_engine", "example_engine"]
+__all__ = ["ClientSettings", "Engine", "Examples", "client_engine", "example_engine", "trains_one_by_one"]
 
 ENGINES = ("auto", "together", "one-by-one")
 PRECISIONS = ("auto", "fp32", "tf32")
+
+
+def trains_one_by_one(name: str, model: Model, *, on_cpu: bool) -> bool:
+    """Whether the engine of this name trains one client after another."""
+    return name == "one-by-one" or (name == "auto" and on_cpu and not model.layers)
 
 
 def client_engine(
@@ -36,8 +41,7 @@ def client_engine(
     if name not in ENGINES:
         raise ValueError(f"engine must be one of {', '.join(ENGINES)}, got {name!r}")
     on_cpu = examples.inputs.device.type == "cpu"
-    if name == "auto":
-        name = "one-by-one" if on_cpu and not model.layers else "together"
+    name = "one-by-one" if trains_one_by_one(name, model, on_cpu=on_cpu) else "together"
     if name == "together" and model.layers:
         return DenseTogether(model, examples, client, memory_limit=memory_limit)
     if name == "together" and isinstance(model.structure, Recurrent):

@@ -3,14 +3,13 @@
 import math
 from dataclasses import dataclass
 
+from coalmine.argument_checks import count_of
 from coalmine.estimators.sampler_tests import MEANING
 from coalmine.verdict.findings.finding import Doubt, Refutation, Significance, Support, is_close
 from coalmine.verdict.findings.noise import ACCOUNT_AGAIN, composed_for
 
 RESTATE = "Account for the observed sampling scheme and claim its ε, or fix the sampler."
-MORE_CANARIES = (
-    "Audit again with more canaries: `coalmine plan --sampling` prints how many are needed to decide the claim."
-)
+MORE_CANARIES = "Audit again with more canaries: `coalmine plan --sampling` prints how many."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +56,9 @@ class AccountedAboveClaim(Accounting, Refutation):
     def sentence(self) -> str:
         return f"{self.result}, more than the claimed {self.claimed_epsilon:.4g}"
 
+    def plain(self) -> str:
+        return f"the accountant gives ε {self.epsilon:.3g} for this noise and sampling"
+
     def advice(self) -> str:
         return ACCOUNT_AGAIN
 
@@ -86,6 +88,10 @@ class EpsilonInRange(Accounting, Doubt):
             f"{high:.4g}, but its exact value is unknown: a claim of {self.claimed_epsilon:.4g} can be neither confirmed "
             "nor refuted"
         )
+
+    def plain(self) -> str:
+        low, high = self.epsilon_range
+        return f"the ε of this sampling scheme lies between {low:.2g} and {high:.2g}; its exact value is not known"
 
     def advice(self) -> str:
         return "Use Poisson sampling or random allocation, whose ε is known accurately, or claim the upper end of the range."
@@ -135,6 +141,11 @@ class TooFewScores(NoisePower, Doubt):
             f"with probability {self.power:.0%}, more than twice the claimed {self.claimed_epsilon:.4g}. Use more canaries"
         )
 
+    def plain(self) -> str:
+        if math.isinf(self.detectable_epsilon):
+            return "so few canaries would not have shown missing noise"
+        return f"so few canaries show missing noise only if ε exceeds {self.detectable_epsilon:.2g}"
+
     def advice(self) -> str:
         return MORE_CANARIES
 
@@ -154,6 +165,9 @@ class RoundsUnobserved(Doubt):
             f"{self.rounds} of the rounds that the claim speaks of were not observed, and nothing is known of noise and "
             "sampling in them: observe every round, or claim for the number of rounds that there were"
         )
+
+    def plain(self) -> str:
+        return f"{count_of(self.rounds, 'round')} that the claim covers were not observed"
 
     def advice(self) -> str:
         return (
@@ -176,6 +190,9 @@ class SamplerNotObserved(Doubt):
             "the pipeline's own sampler was not observed, so the rounds of clients are unknown: let the canaries take part "
             "when the sampler picks them, and pass sampler_observed=True in the claim"
         )
+
+    def plain(self) -> str:
+        return "nobody observed whom the pipeline's own sampler picks"
 
     def advice(self) -> str:
         return (
@@ -207,6 +224,9 @@ class DividedByCohort(Picks, Doubt):
             "a client's contribution shrinks as more take part, so the sum is divided by their number: the accounting of "
             f"{self.scheme} holds for a fixed divisor, such as the expected number"
         )
+
+    def plain(self) -> str:
+        return "the sum is divided by how many took part, which the accounting does not cover"
 
     def advice(self) -> str:
         return "Divide every round's sum by the same number, such as the expected number of participants."
@@ -279,8 +299,11 @@ class OtherSampler(Significance, Picks):
         like = f", as in {self.seen_scheme}" if self.seen_scheme else ""
         return f"the sampler does not follow the claimed scheme: {pattern(self.seen)}{like} ({self.chance})"
 
+    def plain(self) -> str:
+        return f"clients are not sampled as claimed, and the scheme that is seen has ε ≥ {self.epsilon_range[0]:.2g}"
+
     def advice(self) -> str:
-        return RESTATE if self.seen_scheme is None else f"{RESTATE} It looks like {self.seen_scheme}."
+        return RESTATE if self.seen_scheme is None else f"Account for {self.seen_scheme}, or fix the sampler."
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -30,8 +30,10 @@ class Undetected(Doubt):
             "rounds (made from another seed, lost on their way, or among the `others`)"
         )
 
-    def advice(self) -> str:  # more canaries would not help
-        return f"First find out why the canaries are not detected: {self.sentence()}."
+    def plain(self) -> str:
+        if self.stds <= FLIPPED:
+            return "the canaries appear with the wrong sign: is the sign of the updates flipped?"
+        return "the canaries were not found: far more noise than claimed, or they never were in the rounds"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +72,9 @@ class UnevenScores(Doubt):
             f"{self.canaries_lost} of {self.canaries} did not arrive"
         )
 
+    def plain(self) -> str:
+        return f"the canaries did not count equally: about {self.canaries_lost} of {self.canaries} seem lost"
+
 
 @dataclass(frozen=True, kw_only=True)
 class ShortCanaries(Doubt):
@@ -86,3 +91,6 @@ class ShortCanaries(Doubt):
             f"the canaries arrive at {self.length:.3g} of the declared clip norm (standard error {self.length_error:.2g}): "
             "they were lost or shortened on the way, or clip_norm is not in the units of model_delta"
         )
+
+    def plain(self) -> str:
+        return f"the canaries arrive at {self.length:.2g} of the declared clip norm"

@@ -32,9 +32,13 @@ class Finding:
         """The reason in one sentence."""
         raise NotImplementedError
 
+    def plain(self) -> str:
+        """The reason without statistics and without coalmine's own names, for the first lines that a person reads."""
+        return self.sentence()
+
     def advice(self) -> str:
         """What to do next, in one or two sentences."""
-        return f"Resolve this first: {self.sentence().rstrip('.')}."
+        return f"{self.remedy[0].upper()}{self.remedy[1:]}."
 
     def ending(self, evidence: Sequence[str]) -> str:
         """The end of the sentence; it names other rungs and gauges with the same outcome."""
@@ -81,11 +85,7 @@ class Refutation(Finding):
     outcome = VIOLATION
 
     def advice(self) -> str:
-        return (
-            "Check clipping and noise. Is every update clipped before averaging? Is the standard deviation of the noise the "
-            "noise multiplier times the clip norm, in the units in which it is added? Is the noise fresh in every round and "
-            "every coordinate? Is it added before the server's optimiser?"
-        )
+        return "Check that every update is clipped before averaging, and that the full noise is added, fresh in every round."
 
     def ending(self, evidence: Sequence[str]) -> str:
         also = f"; also {listed(evidence)}" if evidence else ""

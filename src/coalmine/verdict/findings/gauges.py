@@ -32,8 +32,11 @@ class GaugeReading:
 
     def left_limits(self) -> str:
         """The clause that says where the gauge left its limits."""
-        where = f" in {count_of(self.rounds, 'round')}, first in round {self.first_round}" if self.rounds else ""
-        return f"the {self.described} left {self.limits[0]:.4g} … {self.limits[1]:.4g}{where}"
+        return f"the {self.described} left {self.limits[0]:.4g} … {self.limits[1]:.4g}{self.where()}"
+
+    def where(self) -> str:
+        """The rounds in which the gauge left its limits."""
+        return f" in {count_of(self.rounds, 'round')}, first in round {self.first_round}" if self.rounds else ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,10 +44,13 @@ class NoiseRemovable(GaugeReading, Refutation):
     """A gauge proves that the attacker can remove the noise."""
 
     code = "gauge"
-    remedy = "look at the gauge ([gauges](gauges.md))"
+    remedy = "find out why this measurement of the noise is outside its limits"
 
     def sentence(self) -> str:
         return f"{self.left_limits()}: the attacker can remove the noise"
+
+    def plain(self) -> str:
+        return f"the noise is not what it should be{self.where()}: the attacker can remove it"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,13 +69,17 @@ class NoisePartlyLeft(NoiseRemovable):
             f"epsilon of at least {self.epsilon:.3g}"
         )
 
+    def plain(self) -> str:
+        left = f"at most {self.noise_left:.2g} of the stated noise protects a client"
+        return f"{left}{self.where()}: ε is at least {self.epsilon:.2g}"
+
 
 @dataclass(frozen=True, kw_only=True)
 class OutsideLimits(GaugeReading, Doubt):
     """A gauge is outside its limits."""
 
     code = "gauge"
-    remedy = "look at the gauge: more noise than stated, a wrong law, correlated draws, an incomplete `others`"
+    remedy = "look for more noise than stated, a wrong law, correlated draws, an incomplete `others`"
     headline = "the noise does not look as stated, so the claim is not confirmed"
 
     def sentence(self) -> str:
@@ -85,17 +95,16 @@ class OutsideLimits(GaugeReading, Doubt):
             "of the stated level."
         )
 
+    def plain(self) -> str:
+        if self.statistic is Grid.ROUNDING:
+            return "the release is rounded too coarsely to measure its noise"
+        return "the noise is not independent Gaussian noise of the stated size"
+
     def ending(self, evidence: Sequence[str]) -> str:
         return (
             f" Also outside their limits: {listed(evidence)}."
             if evidence and self.statistic is not Grid.ROUNDING
             else ""
-        )
-
-    def advice(self) -> str:
-        return (
-            "Find out why the gauges named here are outside their limits. Fix the noise, or correct the stated noise, and "
-            "audit again."
         )
 
 
@@ -114,6 +123,9 @@ class LongResidual(OutsideLimits):
             "`others` lacks could hide missing noise, so this is not a PASS"
         )
 
+    def plain(self) -> str:
+        return f"the noise is {self.length:.3g} times as strong as stated, or some of the updates are not in `others`"
+
     def ending(self, evidence: Sequence[str]) -> str:
         return ""
 
@@ -123,7 +135,7 @@ class Untrained(Doubt):
     """No weight moved, no layer had a gradient, or no layer had both: nothing was trained."""
 
     code = "training"
-    remedy = "check the optimizer's parameters and the loss ([fine-tuning](../how-to/fine-tuning.md))"
+    remedy = "check the optimizer's parameters, the learning rate and the loss"
     headline = "nothing was trained, so the claim is not confirmed for a trained model"
     gauge: str
 
@@ -144,6 +156,10 @@ class Untrained(Doubt):
             "nothing refutes the claim, but no layer received a gradient in any round: noise alone moved the weights, so "
             "this is not a PASS for a trained model. Check that the loss depends on the parameters that the optimizer holds"
         )
+
+    def plain(self) -> str:
+        seen = {Training.MOVED: "no weight moved", Training.TRAINED: "no layer that received a gradient moved"}
+        return f"{seen.get(statistic_of(self.gauge)[0], 'no layer received a gradient')}: nothing was trained"
 
 
 def _told_apart(reading: tuple[float, float], limits: tuple[float, float]) -> tuple[str, str]:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from coalmine.argument_checks import count_of
 from coalmine.verdict.findings.finding import Doubt
 
 NO_OTHERS = "without the right sum of the real clients (`others`) the claim cannot be confirmed"
@@ -24,7 +25,7 @@ class NoCanaries(Doubt):
     """No round with a canary in it was observed."""
 
     code = "no canaries"
-    remedy = "check `present`"
+    remedy = "check `present`: it must list the canaries whose updates were in the round"
     headline = "no round with a canary was observed"
 
     def sentence(self) -> str:
@@ -42,6 +43,9 @@ class OthersMissing(Doubt):
 
     def sentence(self) -> str:
         return _lacking(self.rounds, "`others`")
+
+    def plain(self) -> str:
+        return f"{count_of(self.rounds, 'round')} came without the sum of the other clients (`others`)"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +65,9 @@ class OthersNeeded(Doubt):
             "of `clients` in a round"
         )
 
+    def plain(self) -> str:
+        return "the updates of other clients could hide missing noise"
+
 
 @dataclass(frozen=True, kw_only=True)
 class OthersNeededForCorrelatedNoise(Doubt):
@@ -76,6 +83,9 @@ class OthersNeededForCorrelatedNoise(Doubt):
             "nothing refutes the claim, but this attacker does not undo the noise's correlation: known-others (pass "
             "`others`) can confirm it"
         )
+
+    def plain(self) -> str:
+        return "the noise is correlated between rounds, and without `others` nothing can confirm it"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,6 +105,9 @@ class OthersWrong(Doubt):
             "same server learning rate as model_delta; if the pipeline computes it, its clip is not the stated one"
         )
 
+    def plain(self) -> str:
+        return "`others` is not the sum of the other clients, so no verdict can rest on it"
+
 
 @dataclass(frozen=True, kw_only=True)
 class NoiseStdMissing(Doubt):
@@ -107,6 +120,9 @@ class NoiseStdMissing(Doubt):
 
     def sentence(self) -> str:
         return _lacking(self.rounds, "noise_std")
+
+    def plain(self) -> str:
+        return f"{count_of(self.rounds, 'round')} came without the size of the noise (noise_std)"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,13 +139,16 @@ class NoiseStdNeeded(Doubt):
             "every round"
         )
 
+    def plain(self) -> str:
+        return "updates that are missing from `others` could hide missing noise"
+
 
 @dataclass(frozen=True, kw_only=True)
 class ParticipationsUnknown(Doubt):
     """Nobody said how often a client takes part."""
 
     code = "participations"
-    remedy = "`Claim(epsilon, participations=…)`"
+    remedy = "state it in the claim: `Claim(epsilon, participations=…)`"
     headline = "the claim does not say how often a client takes part"
     claimed_epsilon: float
     participations: int  # largest number of presentations that was observed
@@ -140,6 +159,9 @@ class ParticipationsUnknown(Doubt):
             f"pattern is your own or rounds were not observed (at most {self.participations} presentations were): claim "
             f"with Claim(epsilon={self.claimed_epsilon:.4g}, participations=…)"
         )
+
+    def plain(self) -> str:
+        return "nobody stated in how many rounds a client takes part"
 
 
 @dataclass(frozen=True, kw_only=True)

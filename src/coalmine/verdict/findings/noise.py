@@ -35,6 +35,12 @@ class MeanTooHigh(Significance, LittleNoise):
         compared = f"above the {self.claimed_score:.3f} that the claim implies"
         return f"mean score per presentation {self.score:.3f}, {compared} ({self.chance})"
 
+    def plain(self) -> str:
+        return (
+            f"the canaries stand out as with a noise multiplier of {self.measured_noise:.2g}; the claim needs "
+            f"{self.claimed_noise:.2g}"
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
 class BoundAboveClaim(LittleNoise):
@@ -54,6 +60,12 @@ class BoundAboveClaim(LittleNoise):
             compared = f"lies above the {self.claimed_epsilon:.3g} that the claim implies for {client}"
         return f"the lower bound {self.lower_bound:.3g} at {min(self.confidence, 0.9999):.2%} confidence {compared}"
 
+    def plain(self) -> str:
+        if self.participations is None:
+            return f"ε ≥ {self.lower_bound:.2g}, and the claim is {self.claimed_epsilon:.3g}"
+        rounds = count_of(self.participations, "known round")
+        return f"ε ≥ {self.lower_bound:.2g} for {rounds}, where the claim implies {self.claimed_epsilon:.3g}"
+
 
 @dataclass(frozen=True, kw_only=True)
 class ComposedAboveClaim(LittleNoise):
@@ -70,6 +82,9 @@ class ComposedAboveClaim(LittleNoise):
             f"with the most noise that the scores allow in each round, epsilon is at least {self.epsilon:.3g}, above the "
             f"claimed {self.claimed_epsilon:.4g}"
         )
+
+    def plain(self) -> str:
+        return f"ε is at least {self.epsilon:.3g}, even with the most noise that the scores allow"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,6 +106,9 @@ class RoundAboveClaim(Significance, LittleNoise):
             f"implies ({self.chance}; the level is {self.level:.1g}, since many rounds are tested)"
         )
 
+    def plain(self) -> str:
+        return f"{weak_rounds(self.rounds, self.first_round)}, and one round alone exceeds the claim"
+
 
 @dataclass(frozen=True, kw_only=True)
 class StatedTooLittle(LittleNoise):
@@ -111,6 +129,10 @@ class StatedTooLittle(LittleNoise):
             f"the stated noise multiplier is {self.measured_noise:.4g} in the rounds with the least noise, where the claim "
             f"needs {self.claimed_noise:.4g}: a client in those rounds has an epsilon of {self.epsilon:.3g}"
         )
+
+    def plain(self) -> str:
+        noise = f"the noise multiplier is {self.measured_noise:.2g} in the weakest rounds, and the claim needs"
+        return f"{noise} {self.claimed_noise:.2g}: ε is {self.epsilon:.2g}"
 
     def advice(self) -> str:
         return ACCOUNT_AGAIN
@@ -140,6 +162,9 @@ class EvidenceOfLess(LittleNoise):
             f"true claim reaches {1 / self.level:.0f} times in at most {self.level:.1%} of runs, however often it is checked"
         )
 
+    def plain(self) -> str:
+        return f"the rounds so far are {rounded_count(self.odds)} times likelier with less noise than claimed"
+
 
 @dataclass(frozen=True, kw_only=True)
 class LessThanStated(Refutation):
@@ -151,6 +176,9 @@ class LessThanStated(Refutation):
 
     def sentence(self) -> str:
         return f"nothing was claimed, but there is less noise than the rounds state: {self.refuted.sentence()}"
+
+    def plain(self) -> str:
+        return self.refuted.plain()
 
     def caution(self) -> str:
         return self.refuted.caution()
@@ -207,11 +235,20 @@ class WeakRounds(Significance, Doubt):
             f"{self.epsilon:.3g}, and the claim is {self.claimed_epsilon:.4g}"
         )
 
+    def plain(self) -> str:
+        return f"{weak_rounds(self.rounds, self.first_round)}; with the noise that was measured ε is {self.epsilon:.2g}"
+
 
 ACCOUNT_AGAIN = (
-    "Run the accountant again with the noise multiplier, the sampling scheme and the number of rounds of this training, and "
-    "claim the ε that it returns. Or add noise until it returns the claimed ε."
+    "Account again for the noise, the sampling and the rounds of this training and claim that ε, or add noise."
 )
+
+
+def weak_rounds(count: int, first: int) -> str:
+    """The rounds that have less noise than they state."""
+    if count == 1:
+        return f"round {first} has less noise than it states"
+    return f"{count} rounds have less noise than they state, the first is round {first}"
 
 
 def composed_for(scheme: str, epsilon: float, claimed: float) -> str:

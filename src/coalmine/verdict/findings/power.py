@@ -56,6 +56,9 @@ class TooFewCanaries(Measured, Doubt):
     def sentence(self) -> str:
         return f"{_detected(self.power)}; {self.canaries_needed:,} canaries would decide, {self.canaries:,} took part"
 
+    def plain(self) -> str:
+        return _detected(self.power)
+
     def advice(self) -> str:
         return (
             f"Audit again with {self.canaries_needed:,} canaries, which is enough to decide the claim (this run had "
@@ -88,6 +91,9 @@ class PowerHidden(PowerOutOfReach):
             f"{_detected(self.power)}; no number of canaries would, real updates can hide too much; known-others (pass "
             "`others`) can"
         )
+
+    def plain(self) -> str:
+        return f"{_detected(self.power)}; real updates can hide too much, whatever the number of canaries"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""The key figures, what was audited, and what is folded away."""
+"""Every ε of a result, what was audited, and what is folded away."""
 
 import dataclasses
 import json
@@ -9,12 +9,12 @@ from runs import make_run
 from coalmine.evidence.gauges.gauge import GaugeResult, statistic_of
 from coalmine.report import read_run
 from coalmine.report.advice import gauge_steps
+from coalmine.report.brief import brief
+from coalmine.report.details import client_exposure, details, figures, folded_line, gauge_lines
 from coalmine.report.markdown import markdown
 from coalmine.report.page import run_page
-from coalmine.report.sentences import QUESTIONS, format_number
-from coalmine.report.summary import coverage_lines, folded_line, gauge_lines, key_figures
+from coalmine.report.sentences import QUESTIONS
 from coalmine.report.table_rows import all_rows, folded_rows, rung_verdict, shown_rows, top_row
-from coalmine.report.trainer_entries import client_exposure, note_lines
 from coalmine.result.audit_result import AuditResult
 
 GROUPS = {"canaries": 140, "presentations": (1, 2, 3, 4)}
@@ -35,50 +35,41 @@ def changed(result, **entries):
     return AuditResult.from_dict(json.loads(json.dumps(result.to_dict() | entries)))
 
 
-def figures(result):
-    return {figure.label: figure for figure in key_figures(result)}
+def numbers(result):
+    """Each ε of the result by its name."""
+    return {name: (value, detail) for name, value, detail in figures(result)}
 
 
 def test_the_headline_is_the_number_behind_the_verdict(grouped):
     """The claim is about canaries with four presentations, although those with fewer come first in the result."""
     result = grouped.result
     assert result.headline.participations == 4
-    top = figures(result)["measured ε"]
-    assert top.value == result.epsilon == top_row(result).epsilon
-    low, high = result.interval
-    assert f"95 % interval {format_number(low)} … {format_number(high)}" in top.detail
-    assert "took part in 4 rounds" in top.detail
-    assert figures(result)["claimed ε"].value == result.claim.epsilon
+    value, detail = numbers(result)["measured ε"]
+    assert value == result.epsilon == top_row(result).epsilon
+    assert detail == "by known-others 4×"
+    assert numbers(result)["claimed ε"][0] == result.claim.epsilon
 
 
 def test_a_clients_epsilon_is_shown_next_to_the_measured_one(run):
     entries = {"client_rounds": 50, "client_epsilon": 96.7, "client_exposure": "average", "presentations": 1}
     result = changed(run.result, **entries)
-    assert [figure.label for figure in key_figures(result)][:2] == ["measured ε", "client's ε"]
-    client = figures(result)["client's ε"]
-    assert client.value == 96.7
-    assert client.detail == "analytical: a client takes part in about 50 rounds of this run, a canary in 1"
-    assert "client's ε" not in figures(changed(result, client_epsilon=result.analytical_epsilon))
+    assert numbers(result)["client's ε"] == (96.7, "analytical, for a client, in about 50 rounds")
+    assert "client's ε" not in numbers(changed(result, client_epsilon=result.analytical_epsilon))
     assert client_exposure(changed(result, client_epsilon="much")) is None
 
 
-def test_the_accountants_epsilon_is_shown_with_its_verdict(run):
-    judged = {"verdict": "UNDERPOWERED", "reason": "it cannot be confirmed"}
-    result = changed(run.result, accounted_epsilon=2.5, if_accounted_were_claimed=judged)
-    figure = figures(result)["accountant's ε"]
-    assert (figure.value, figure.verdict) == (2.5, "UNDERPOWERED")
-    assert "amplified by sampling; judged as a claim: UNDERPOWERED" in figure.detail
-    page = run_page(dataclasses.replace(run, result=result))
-    assert "judged as a claim: UNDERPOWERED" in page
-    assert "if_accounted" not in page
+def test_the_accountants_epsilon_is_shown(run):
+    result = changed(run.result, accounted_epsilon=2.5)
+    assert numbers(result)["accountant's ε"] == (2.5, "quoted by the trainer's accountant")
+    assert "quoted by the trainer" in run_page(dataclasses.replace(run, result=result))
 
 
 def test_every_view_shows_what_was_audited(run):
     assert [item.name for item in run.result.audited] == list(QUESTIONS)
-    lines = coverage_lines(run.result)
-    assert lines[0].startswith("checked: noise level, noise law")
-    assert "tensors (dense, bias)" in lines[0]
-    assert any(line.startswith("not checked: sampler (") for line in lines)
+    text = details(run.result)
+    assert "tensors: checked (each by itself: dense, bias)" in text
+    assert "sampler: not checked (" in text
+    assert "checked      noise level and law, tensors, participation, others' sum" in brief(run.result)
     page, text = run_page(run), markdown([run])
     for item in run.result.audited:
         assert QUESTIONS[item.name] in page
@@ -106,7 +97,7 @@ def test_a_pooled_headline_replaces_its_rungs_row(grouped):
     result = changed(grouped.result, headline=pooled)
     row = shown_rows(result)[-1]
     assert (row.rung, row.presentations, row.epsilon, row.interval) == ("known-others", 9, 7.25, (7.0, 8.0))
-    assert "for somebody who takes part in 9 rounds; fitted to all canaries" in figures(result)["measured ε"].detail
+    assert numbers(result)["measured ε"] == (7.25, "by known-others 9×, fitted to all canaries")
     assert sum(each.rung == "known-others" for each in folded_rows(result)) == 4
     text = markdown([dataclasses.replace(grouped, result=result)])
     assert "| known-others 9×, pooled |" in text
@@ -127,31 +118,22 @@ def test_a_deciding_rung_is_shown_even_without_its_own_row(grouped):
 
 def test_a_fitted_standard_deviation_is_mentioned_with_the_estimate(run):
     adversaries = json.loads(json.dumps(run.result.to_dict()["adversaries"]))
-    warning = "the standard deviation was fitted to the 12 scores, as they spread 1.4 times as much as the null: …"
     for row in (adversaries["known-others"], adversaries["known-others"]["groups"][0]):
-        row["warnings"] = [warning]
-    result = changed(run.result, adversaries=adversaries)
-    assert "the standard deviation was fitted" in figures(result)["measured ε"].detail
-    few = dataclasses.replace(run, result=result)
+        row["variance"] = {"used": "fitted", "reason": "the scores spread more than the null"}
+    few = dataclasses.replace(run, result=changed(run.result, adversaries=adversaries))
     for text in (run_page(few), markdown([few])):
         assert "(std fitted)" in text
-        assert warning in text
 
 
 def test_trainer_notes_are_shown_and_small_groups_share_one_line(run):
-    small = [f"known-others: 3 canaries were presented {times} times, too few to say anything" for times in range(20)]
-    entries = {"notes": ["an own note", *small], "trainer_notes": ["Opacus says so"], "warnings": ["no canary came"]}
-    result = changed(run.result, **entries)
-    assert note_lines(result) == [
-        "warning: no canary came",
-        "an own note",
-        "Opacus says so",
-        "20 groups of canaries are too small for a row of their own",
-    ]
+    small = [{"adversary": "known-others", "presentations": times, "canaries": 3} for times in range(20)]
+    entries = {"notes": ["an own note"], "trainer_notes": ["Opacus says so"], "warnings": ["no canary came"]}
+    result = changed(run.result, **entries, small_groups=small)
+    assert result.notes == ("an own note", "Opacus says so", "warning: no canary came")
+    assert "20 groups of canaries with too few for an estimate" in details(result)
     page = run_page(dataclasses.replace(run, result=result))
     assert "warning: no canary came" in page
     assert "trainer_notes" not in page
-    assert "presented 7 times" not in page
 
 
 def gauge(name, status):
@@ -184,10 +166,9 @@ def test_a_gauge_outside_its_limits_has_advice(run, names, status, words):
     assert words in step
     assert all(name.removeprefix("layer ") in step for name in names)
     assert "rivacy does not suffer" not in step
-    lines = gauge_lines(result)
-    assert lines[0] == "gauges: 0 of 1 are within their limits"
-    assert lines[1].startswith(f"gauge {names[0]} is {status}: 0.5 … 0.6, limits 0.9 … 1.1 in 2 rounds")
-    assert ("at most 0.55 of the stated noise is left" in lines[1]) == (status == "low")
+    line = next(gauge_lines(result))
+    assert f"{names[0]} 0.5 … 0.6, outside 0.9 … 1.1 in 2 rounds ({status})" in line
+    assert ("at most 0.55 of the stated noise is left" in line) == (status == "low")
 
 
 def test_tensors_within_their_limits_are_folded_away(run):
@@ -203,5 +184,5 @@ def test_tensors_within_their_limits_are_folded_away(run):
     text = markdown([shown_run])
     assert "| layer head.bias |" in text
     assert "200 of 201 tensors are within their limits: block0.weight, block1.weight" in text
-    assert len(text.splitlines()) < 80
-    assert "block11.weight and 189 more)" in coverage_lines(result)[0]
+    assert len(text.splitlines()) < 100
+    assert "200 layers, all within their limits: 0.5 … 0.6" in details(result)

@@ -1,0 +1,214 @@
+"""A result in at most ten lines: verdict, claim, ε, what was checked and what not, what to do, where the report is."""
+
+import math
+import shlex
+import textwrap
+from collections.abc import Iterator
+
+from coalmine.argument_checks import one_line
+from coalmine.known_faults import likely_faults
+from coalmine.report.table_rows import TableRow, top_row
+from coalmine.result.audit_result import AuditResult
+from coalmine.result.words import Words, format_measured, format_number, format_rounds
+from coalmine.verdict.findings.amplified import AccountedAboveClaim, SamplerAboveClaim
+from coalmine.verdict.findings.finding import Doubt
+from coalmine.verdict.findings.missing import NothingClaimed
+from coalmine.verdict.findings.noise import LessThanStated, StatedTooLittle
+from coalmine.verdict.outcome import PASS, VIOLATION
+from coalmine.verdict.verdict import Verdict
+
+MOST_LINES, WIDTH = 10, 100
+MOST_FAULTS = 3
+MOST_WRAPPED = 2  # lines of one answer
+FIRST_TO_WRAP = ("why", "next", "claim", "measured", "not checked", "checked", "more", "certified", "accuracy")
+INDENT = " " * 15  # below the labels
+ATTACKERS = {
+    "final": "an attacker who sees only the final model",
+    "final-update": "an attacker who sees the first and the final model",
+    "all-iterates": "an attacker who sees the model after every round",
+    "unknown-round": "an attacker who sees every round but not who takes part",
+    "known-round": "an attacker who sees every round and who takes part",
+    "known-others": "an attacker who sees every round and knows everybody else",
+}
+ITEMS = {  # an audited item in words of its own
+    "noise level": "noise level",
+    "noise law": "noise law",
+    "clipping": "clipping",
+    "weights": "weights",
+    "tensors": "tensors",
+    "sampler": "sampling",
+    "participations": "participation",
+    "others": "others' sum",
+}
+CLAIM_FIRST = "State the ε before training, for example claim=3.0: without a claim nothing can pass."
+LATE = ", stated after training: nobody can tell whether it was fitted to the result"
+
+
+def brief(result: AuditResult, subject: str = "the run") -> str:
+    """The result in at most ten lines of a hundred characters, in words of the user. `subject` is what was audited."""
+    words = Words.of(result)
+    lines = _wrapped(words.say(headline(result, subject)), first="", rest="  ", most=2)
+    pairs = [(label, words.say(one_line(text))) for label, text in answers(result)]
+    left = MOST_LINES - len(lines) - len(pairs)
+    longest = dict.fromkeys(dict(pairs), 1)
+    for label in sorted(longest, key=FIRST_TO_WRAP.index):
+        needed = min(len(_wrapped(dict(pairs)[label], first=INDENT, rest=INDENT)), MOST_WRAPPED)
+        longest[label] += min(needed - 1, left)
+        left -= longest[label] - 1
+    for label, text in pairs:
+        lines += _wrapped(text, first=f"  {label:<13}", rest=INDENT, most=longest[label])
+    return "\n".join(lines)
+
+
+def headline(result: AuditResult, subject: str = "the run") -> str:
+    """The verdict in one sentence."""
+    verdict, claim = result.verdict, result.claim
+    if verdict is not None and isinstance(verdict.finding, LessThanStated):
+        return f"VIOLATION: {subject} has less noise than its rounds state; nothing was claimed"
+    if verdict is None or claim is None:
+        return f"NO VERDICT: nothing was claimed for {subject}"
+    epsilon = format_number(claim.epsilon, 4)
+    terms = f"at δ {short_power(result.settings.delta)} for one client"
+    if verdict.outcome == PASS:
+        return f"PASS: {subject} keeps ε ≤ {epsilon} {terms}"
+    if verdict.outcome == VIOLATION:
+        return f"VIOLATION: {subject} gives away more than the claimed ε = {epsilon} {terms}"
+    return f"UNDERPOWERED: nothing refutes ε ≤ {epsilon} {terms}, but nothing confirms it either"
+
+
+def answers(result: AuditResult) -> Iterator[tuple[str, str]]:
+    """The lines below the headline, each with its label."""
+    verdict = result.verdict
+    if result.claim is not None:
+        yield "claim", claim_words(result)
+    if verdict is not None and verdict.outcome != PASS and not isinstance(verdict.finding, NothingClaimed):
+        yield "why", why(result, verdict)
+    yield from _epsilons(top_row(result))
+    if result.trainer.accuracy is not None:
+        yield "accuracy", f"{result.trainer.accuracy:.1%} on examples held out from training"
+    checked = [ITEMS[item.name] for item in result.audited if item.status == "checked"]
+    open_items = [ITEMS[item.name] for item in result.audited if item.is_open]
+    failed = [ITEMS[item.name] for item in result.audited if item.status == "failed"]
+    if result.audited:
+        yield (
+            "checked",
+            ", ".join(checked).replace("noise level, noise law", "noise level and law") or "the canaries alone",
+        )
+        wrong = f"; not as claimed: {', '.join(failed)}" if failed else ""
+        yield (
+            "not checked",
+            (", ".join(name for name in open_items if name not in failed) or "nothing of this list") + wrong,
+        )
+    yield "next", next_step(result)
+    yield "more", where(result)
+
+
+def claim_words(result: AuditResult) -> str:
+    """How the claimed number was read."""
+    claim = result.claim
+    assert claim is not None
+    if result.trainer.check is not None:
+        text = f"one call, {result.trainer.check.adjacency} adjacency"
+    elif claim.sampling is not None:
+        text = f"sampling counted: {claim.sampling}"
+    elif claim.bare:
+        text = "whole training, no sampling counted"
+    elif claim.participations is None:
+        text = "the attacker knows the rounds of a client; no sampling counted"
+    else:
+        rounds = format_rounds(claim.participations)
+        text = f"a client takes part in {rounds}, and the attacker knows which; no sampling counted"
+    return text + LATE * bool(result.trainer.claimed_late)
+
+
+def why(result: AuditResult, verdict: Verdict) -> str:
+    """Why the verdict is not PASS."""
+    finding = verdict.finding
+    text = finding.plain()
+    if isinstance(finding, Doubt) and len(text) > 2 * (WIDTH - len(INDENT)):
+        text = finding.headline
+    return text if result.alarm is None else f"round {result.alarm.round} raised the alarm: {text}"
+
+
+def next_step(result: AuditResult) -> str:
+    """The most urgent step, in one or two sentences."""
+    verdict = result.verdict
+    if verdict is None or isinstance(verdict.finding, NothingClaimed):
+        return CLAIM_FIRST
+    if verdict.outcome == PASS:
+        open_items = any(item.is_open for item in result.audited)
+        return "Keep this report with the model" + (
+            "; quote the PASS with what was not checked." if open_items else "."
+        )
+    if check := result.trainer.check:
+        fault = f"Likely: {check.likely_fault}. " if check.likely_fault else ""
+        return fault if verdict.outcome == VIOLATION and fault else fault + verdict.finding.advice()
+    explained = isinstance(verdict.finding, AccountedAboveClaim | SamplerAboveClaim | StatedTooLittle)
+    if verdict.outcome == VIOLATION and not explained and (faults := likely_faults(result)):
+        titles = "; or ".join(fault.title for fault in faults[:MOST_FAULTS])
+        mend = f" {faults[0].fix}" if len(faults) == 1 else ""
+        return f"Do not release this model. Likely: {titles}.{mend}"
+    return ("Do not release this model. " if verdict.outcome == VIOLATION else "") + verdict.finding.advice()
+
+
+def where(result: AuditResult) -> str:
+    """Where the rest stands: the page, or how to make it."""
+    if result.trainer.check is not None:
+        check = result.trainer.check
+        return (
+            f"{check.calls} calls with {check.clients} clients in {result.settings.dim:,} dimensions; --json has it all"
+        )
+    if result.directory is None:
+        return "result.details() has every attacker and every measurement of the noise"
+    page, path = result.directory / "report.html", shlex.quote(str(result.directory))
+    return str(page) if page.exists() else f"`coalmine report {path}` writes the page; --details prints it"
+
+
+def short_power(value: float) -> str:
+    """A small number as people type it.
+
+    >>> short_power(1e-5), short_power(0.01)
+    ('1e-5', '0.01')
+    """
+    return f"{value:.3g}".replace("e-0", "e-")
+
+
+def rounded_down(value: float) -> str:
+    """A bound with two digits, never rounded up.
+
+    >>> rounded_down(10.67), rounded_down(3.19), rounded_down(0.0519)
+    ('10', '3.1', '0.051')
+    """
+    if value <= 0 or not math.isfinite(value):
+        return format_number(max(value, 0.0))
+    unit = 10.0 ** (math.floor(math.log10(value)) - 1)
+    return f"{math.floor(value / unit + 1e-9) * unit:.2g}"
+
+
+def _epsilons(top: TableRow | None) -> Iterator[tuple[str, str]]:
+    """The measured and the certified ε of the attacker on whom the verdict rests."""
+    if top is None or math.isnan(top.epsilon):
+        yield "measured", "no ε: no attack could be evaluated"
+        return
+    attacker = ATTACKERS.get(top.rung, f"your own attack {top.rung}")
+    if not top.detected:
+        yield "measured", f"nothing above chance, which reaches ε {format_number(top.floor, 2)} with these canaries"
+        return
+    epsilon, ends = format_measured(top.epsilon, top.interval)
+    yield "measured", f"ε {epsilon}{f' (95 %: {ends})' if ends else ''}, by {attacker}"
+    if not math.isnan(top.lower_bound):
+        bound = f"ε ≥ {rounded_down(top.lower_bound)}" if top.lower_bound > 0 else "no ε above 0"
+        yield "certified", f"{bound} with 95 % confidence, whatever law the scores follow"
+
+
+def _wrapped(text: str, *, first: str, rest: str, most: int = MOST_LINES) -> list[str]:
+    """The text in at most `most` lines; an ellipsis marks a cut."""
+    return textwrap.wrap(
+        text,
+        WIDTH,
+        initial_indent=first,
+        subsequent_indent=rest,
+        max_lines=most,
+        placeholder=" …",
+        break_on_hyphens=False,
+    )

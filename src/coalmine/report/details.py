@@ -1,0 +1,159 @@
+"""Everything that a terminal shows of a result: the ladder, the claim, what was audited, the gauges, the notes."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from coalmine.argument_checks import count_of
+from coalmine.evidence.gauges.gauge import GaugeResult, by_gauge
+from coalmine.report.advice import gauge_steps
+from coalmine.report.brief import short_power
+from coalmine.report.table_rows import folded_rows, ladder_table, row_warnings, top_row
+from coalmine.result.audit_result import AuditResult
+from coalmine.result.words import Words, format_interval, format_number, format_rounds
+from coalmine.verdict.amplified_claim import ACCOUNTING
+from coalmine.verdict.findings.amplified import Accounting
+
+MOST_NAMED = 12  # tensors in a line of text
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClientExposure:
+    """The number of rounds of a client and its analytical epsilon; `exact` if the rounds of this run were counted."""
+
+    rounds: int
+    epsilon: float
+    exact: bool
+
+
+def details(result: AuditResult) -> str:
+    """The whole result as text: a table with one row for each attacker, and what stands behind it."""
+    words = Words.of(result)
+    heads, cells = ladder_table(result)
+    widths = [max(len(line[column]) for line in [heads, *cells]) for column in range(len(heads))]
+    table = ["  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in [heads, *cells]]
+    return "\n".join([words.say(line) for line in (_title(result), *table, *detail_lines(result))])
+
+
+def _title(result: AuditResult) -> str:
+    settings = result.settings
+    return (
+        f"audit of {format_rounds(result.rounds)}: {settings.canaries:,} {settings.kind} canaries and "
+        f"{settings.unobserved:,} unobserved ones in {settings.dim:,} dimensions, δ {short_power(settings.delta)}"
+    )
+
+
+def detail_lines(result: AuditResult) -> Iterator[str]:
+    """Everything below the table, the claim first."""
+    folded = folded_line(result)
+    if folded:
+        yield f"{folded}: result.json and result.to_frame() have them"
+    yield from row_warnings(result)
+    for name, value, meaning in figures(result):
+        yield f"{name} {format_number(value, 4)}: {meaning}"
+    if result.claim is not None:
+        yield result.claim.sentence(result.settings.delta) + (f"; {basis}" if (basis := claim_basis(result)) else "")
+    if result.verdict is not None:
+        yield f"{result.verdict.outcome}: {result.verdict.reason}"
+    for name, leg in result.legs.items():
+        yield f"{name}: {leg.outcome}: {leg.reason}"
+    yield from (f"{item.name}: {item.status} ({item.detail})" for item in result.audited)
+    yield from gauge_lines(result)
+    if count := len(result.small_groups):
+        yield f"{count_of(count, 'group')} of canaries with too few for an estimate: result.small_groups"
+    yield from result.notes
+    if result.log_digest is not None:
+        yield f"digest of the log: {result.log_digest}"
+
+
+def figures(result: AuditResult) -> list[tuple[str, float, str]]:
+    """Every ε of the result: its name in the glossary, the number, and for whom it holds."""
+    found = []
+    top, client, claim = top_row(result), client_exposure(result), result.claim
+    if top is not None and not math.isnan(top.epsilon):
+        found.append(("measured ε", top.epsilon, f"by {top.name}{', fitted to all canaries' * top.pooled}"))
+    if top is not None and not math.isnan(top.lower_bound):
+        found.append(("valid bound", top.lower_bound, "at least as large, with 95 % confidence"))
+    if claim is not None:
+        found.append(("claimed ε", claim.epsilon, f"claimed for one {claim.unit or 'client'}"))
+    if result.analytical_epsilon is not None:
+        times = result.trainer.presentations
+        often = "" if times is None else f" for {format_rounds(times)}"
+        found.append(
+            ("analytical ε", result.analytical_epsilon, f"guaranteed by the stated noise{often}, rounds known")
+        )
+    if client is not None:
+        who = f"the most frequent client, in {format_rounds(client.rounds)}"
+        average = f"a client, in about {format_rounds(client.rounds)}"
+        found.append(("client's ε", client.epsilon, f"analytical, for {who if client.exact else average}"))
+    if result.trainer.accounted_epsilon is not None:
+        found.append(("accountant's ε", result.trainer.accounted_epsilon, "quoted by the trainer's accountant"))
+    return found
+
+
+def client_exposure(result: AuditResult) -> ClientExposure | None:
+    """A client's exposure, if the trainer knows one and it differs from that of the canaries."""
+    rounds, epsilon = result.trainer.client_rounds, result.trainer.client_epsilon
+    if rounds is None or epsilon is None:
+        return None
+    if result.analytical_epsilon is not None and math.isclose(epsilon, result.analytical_epsilon, rel_tol=1e-3):
+        return None
+    return ClientExposure(rounds=rounds, epsilon=epsilon, exact=result.trainer.client_exposure == "most exposed")
+
+
+def claim_basis(result: AuditResult) -> str:
+    """The accounting of an amplified claim: noise, accountant, adjacency, and the kind of its ε; else empty."""
+    accounted = result.legs[ACCOUNTING].finding if ACCOUNTING in result.legs else None
+    if not isinstance(accounted, Accounting):
+        return ""
+    low, high = accounted.epsilon_range
+    kind = f"{accounted.epsilon_kind} ε = {format_number(high)}"
+    if accounted.epsilon_kind == "range":
+        kind = f"range ε between {format_number(low)} and {format_number(high)}"
+    return (
+        f"noise multiplier {format_number(accounted.claimed_noise)}; accountant: {accounted.accountant}, {kind}; "
+        f"adjacency: {accounted.adjacency}"
+    )
+
+
+def tensor_names(result: AuditResult) -> list[str]:
+    """The names of the tensors that have their own gauge."""
+    return [gauge.part for gauge in result.gauges if gauge.part]
+
+
+def gauge_lines(result: AuditResult) -> Iterator[str]:
+    """A line for each gauge with its statistics, then advice. Many tensors within their limits are counted."""
+    for gauge, results in by_gauge(result.gauges).items():
+        fine = [each for each in results if each.part and each.status == "ok"]
+        merged = fine if len(fine) > MOST_NAMED else []
+        texts = [_reading(each) for each in results if each not in merged]
+        if merged:
+            span = min(each.smallest for each in merged), max(each.largest for each in merged)
+            texts.append(f"{len(merged)} layers, all within their limits: {format_interval(span)}")
+        yield f"gauge {gauge.name}: {'; '.join(texts)}"
+    yield from gauge_steps(result)
+
+
+def _reading(gauge: GaugeResult) -> str:
+    span = format_number(gauge.smallest)
+    if gauge.smallest != gauge.largest:
+        span += f" … {format_number(gauge.largest)}"
+    if gauge.status == "ok":
+        return f"{gauge.name} {span}"
+    where = f" in {count_of(len(gauge.flagged), 'round')}" if gauge.flagged else ""
+    left = (
+        "" if gauge.noise_left is None else f", at most {format_number(gauge.noise_left)} of the stated noise is left"
+    )
+    return f"{gauge.name} {span}, outside {format_interval(gauge.limits)}{where} ({gauge.status}){left}"
+
+
+def folded_line(result: AuditResult) -> str:
+    """The number of rows that a table with one row for each attacker omits; empty if there are none."""
+    count = len(folded_rows(result))
+    if not count:
+        return ""
+    return (
+        "1 more row, for another number of presentations"
+        if count == 1
+        else f"{count:,} more rows, one for each number of presentations"
+    )
