@@ -28,7 +28,7 @@ TINY = 1e-3  # standard deviations per round: smaller limits are below what roun
 PROOFS = 0.25  # share of the level that is spent on proofs, of the smallest sum and of the counts together
 MANY = 3.0  # times as many values near 0 as expected: heavy tails alone give fewer
 WEAK = (
-    "Some coordinates get less noise than the rest of their tensor, round after round. RoundViews for a mask, for "
+    "Some coordinates get less noise than the rest of their tensor, round after round. Look for a mask, for "
     "rows or columns that are scaled, and for noise that is drawn for a part of a tensor. A note of the result names "
     "the tensor."
 )
@@ -66,7 +66,7 @@ class Coordinates(Gauge):
         name="bare coordinates",
         meaning="coordinates with next to no noise, over the number that chance gives",
         law="binomial, in a round",
-        advice="Some coordinates get next to no noise. RoundViews for a mask, for frozen or padded parameters, and for "
+        advice="Some coordinates get next to no noise. Look for a mask, for frozen or padded parameters, and for "
         "tensors that skip the step that adds noise.",
     )
     NONE = Symptom(

@@ -12,7 +12,7 @@ from coalmine.evidence.gauges.gaussian import margin_of
 
 SLOPE = 0.05  # smallest slope of the noise's variance against another vector's size that fails
 ADVICE = (
-    "The noise is larger where updates are larger, so it reveals them and protects small values less. RoundViews for "
+    "The noise is larger where updates are larger, so it reveals them and protects small values less. Look for "
     "noise that is multiplied by the updates, or scaled coordinate by coordinate after it is drawn."
 )
 CAUSE = "the noise is larger where updates are larger. Add noise of the same std to every coordinate"

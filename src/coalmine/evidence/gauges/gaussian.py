@@ -20,7 +20,7 @@ EXPECTED = 20.0  # fewest expected counts in a cell of the histogram; smaller ce
 TAIL_RATIO = 0.75  # ratio to the expected number of large values, or its inverse; closer to 1, rounding explains it
 FIRST_TAIL = 3.0  # standard deviations
 NOT_GAUSSIAN = (
-    "The noise is not Gaussian. Find out which sampler produces it. RoundViews for uniform or Laplace noise, for "
+    "The noise is not Gaussian. Find out which sampler produces it. Look for uniform or Laplace noise, for "
     "truncated draws, and for sums of too few uniform numbers."
 )
 

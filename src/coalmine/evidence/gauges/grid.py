@@ -31,7 +31,7 @@ class Grid(Gauge):
         meaning="how far the noise lies on a grid of values, 0 to 1",
         law="the largest |mean exp(2πi·f·r/σ̂)| over frequencies f from 1 to 50: d times its square is Exp(1)",
         advice="The noise takes few values, and the release lies on a finer grid, so an attacker can subtract the "
-        "noise. RoundViews for noise that is rounded, quantised or drawn as integers before it is added.",
+        "noise. Look for noise that is rounded, quantised or drawn as integers before it is added.",
         refutes=1.0,
         seen="a grid of values",
         sees_grids=True,

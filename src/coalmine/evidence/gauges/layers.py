@@ -52,7 +52,7 @@ class Layers(Gauge):
         name="parts of blocks",
         meaning="length of the residual in a part of a block over that of the stated noise",
         law="χ² with the part's size, by round and over all rounds",
-        advice="The noise is not equally strong in all parts of the model. RoundViews for a rank or a tensor that "
+        advice="The noise is not equally strong in all parts of the model. Look for a rank or a tensor that "
         "adds noise of another size, or none, and check that all ranks scale their noise in the same way.",
         refutes=0.5,
     )

@@ -56,7 +56,7 @@ class Length(Gauge):
         name="difference",
         meaning="change from round to round over that of fresh noise",
         law="at least √(χ²_m/m), along m unobserved canaries",
-        advice="Rounds differ less than they would with fresh noise. RoundViews for noise that is too small, or for a "
+        advice="Rounds differ less than they would with fresh noise. Look for noise that is too small, or for a "
         "generator that is seeded again in every round.",
         refutes=1.0,
         needs_others=False,

@@ -19,7 +19,7 @@ SHIFTED_ROUNDS = 20  # most rounds that are compared with each other at every di
 SHIFTS = 1 << 18  # distances that are distinguished; larger ones wrap around
 NEARLY_EQUAL = 0.5  # cosine: noise on few coordinates is little noise, and its cosines spread as in few dimensions
 COMES_BACK = (
-    "The residual of one round resembles that of another. RoundViews for a generator that is seeded again in every "
+    "The residual of one round resembles that of another. Look for a generator that is seeded again in every "
     "round, or a PRNG key that is not split. Clients that are missing from `others` have the same effect."
 )
 
@@ -52,7 +52,7 @@ class Repetition(Gauge):
         name="shifted repeat",
         meaning="share of a round's largest noise values that stand in another round at one common distance",
         law="signs of the 256 largest values agree with probability 1/2",
-        advice="The same noise appears in two rounds at different positions. RoundViews for noise that is cut from a "
+        advice="The same noise appears in two rounds at different positions. Look for noise that is cut from a "
         "buffer that was filled once, and draw fresh noise in every round. Clients that are missing from "
         "`others` have the same effect.",
     )

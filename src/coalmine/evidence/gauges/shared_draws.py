@@ -18,7 +18,7 @@ COMPARED = 256  # most blocks that are compared with each other
 REPEATED = 0.05  # share of the largest values that are repeated
 SAME = 1e-6  # distance, in standard deviations, below which two values count as the same
 ONE_DRAW = (
-    "One draw is used for several coordinates. RoundViews for a PRNG key or a seed that is used twice, for example "
+    "One draw is used for several coordinates. Look for a PRNG key or a seed that is used twice, for example "
     "one key for all layers, and for noise that is tiled or broadcast."
 )
 

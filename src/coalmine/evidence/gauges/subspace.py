@@ -26,7 +26,7 @@ class Subspace(Gauge):
         name="rank",
         meaning="mean squared cosine between two rounds over that of noise in all dimensions",
         law="ν·cos² over all pairs of rounds is χ², at a level of 0.2 %",
-        advice="The noise lies in a subspace, so some directions get none. RoundViews for noise that is drawn in "
+        advice="The noise lies in a subspace, so some directions get none. Look for noise that is drawn in "
         "fewer dimensions and then projected, and for one draw that is repeated over many coordinates.",
         seen="dimensions without noise",
         unseen="noise in a fixed subspace (needs more rounds, or more unobserved canaries)",
