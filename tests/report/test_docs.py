@@ -12,9 +12,11 @@ import pytest
 DOCS = Path(__file__).parents[2] / "docs"
 
 
-def test_the_example_of_an_amplified_claim_runs():
-    done = doctest.testfile(str(DOCS / "explanation" / "amplification.md"), module_relative=False)
-    assert (done.failed, done.attempted > 8) == (0, True)
+@pytest.mark.parametrize(("page", "examples"), [("amplification", 9), ("reading-a-result", 5)])
+def test_the_examples_of_a_page_print_what_it_shows(page, examples):
+    flags = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
+    done = doctest.testfile(str(DOCS / "explanation" / f"{page}.md"), module_relative=False, optionflags=flags)
+    assert (done.failed, done.attempted >= examples) == (0, True)
 
 
 def test_the_page_on_amplified_claims_has_its_study_markers():
