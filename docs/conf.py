@@ -16,6 +16,9 @@ copyright = f"2026, {author}"  # noqa: A001 - Sphinx's name
 release = version = __version__
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx_click", "reference_pages", "plain_docstrings"]
+myst_enable_extensions = ["colon_fence"]
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
 exclude_patterns = ["extensions", "**.ipynb"]
 myst_heading_anchors = 4
 suppress_warnings = ["config.cache", "ref.python"]  # a name that several classes have, such as `audit`, links to none

@@ -61,6 +61,36 @@ def new_axes(height: float = 3.4) -> Axes:
     return Figure(figsize=(6, height), layout="constrained").add_subplot()
 
 
+SEES = {  # the attackers of the first page's picture, by what they see
+    "final": "the final model",
+    "known-round": "every round",
+    "known-others": "every round,\nand all others' updates",
+}
+
+
+def verdict_picture(run: Run, end: float) -> Figure:
+    """What attackers measure in a run, under its verdict; the claim is a line. The axis ends at `end`."""
+    assert run.result.verdict is not None
+    assert run.result.claim is not None
+    figure = Figure(figsize=(5.2, 2.7), layout="constrained")
+    ax, claimed = figure.add_subplot(), run.result.claim.epsilon
+    color = "#1a7f37" if run.result.verdict.outcome == "PASS" else "#cf222e"
+    for place, rung in enumerate(SEES):
+        estimate = run.result[rung].headline.estimate
+        low, high = estimate.interval
+        ax.plot([low, high], [place, place], color=color, lw=6, alpha=0.3, solid_capstyle="butt")
+        ax.plot(estimate.epsilon, place, "o", color=color)
+        ax.annotate(f"{estimate.epsilon:.1f}", (high, place), (5, 0), textcoords="offset points", va="center")
+    ax.axvline(claimed, color="#444444", ls="--", lw=1.5)
+    ax.annotate(f" claimed {claimed:.1f}", (claimed, len(SEES) - 0.45), fontsize=9)
+    ax.set_title(run.result.verdict.outcome, loc="left", color=color, fontsize=13, fontweight="bold")
+    ax.set_xlabel("measured ε, with its 95 % interval")
+    ax.set_xlim(-0.2, end)
+    ax.set_ylim(len(SEES) - 0.3, -0.6)
+    ax.set_yticks(range(len(SEES)), [f"sees {text}" for text in SEES.values()])
+    return figure
+
+
 def make_gallery(out: Path) -> None:
     """Every picture, one file each."""
     out.mkdir(parents=True, exist_ok=True)
@@ -72,6 +102,9 @@ def make_gallery(out: Path) -> None:
         ]
         for name, run in (("ladder", honest), ("ladder-halved-noise", halved)):
             save(name, plots.ladder(new_axes(), run.result), out)
+        end = 1.12 * halved.result["known-others"].headline.estimate.interval[1]
+        for name, run in (("pass", honest), ("violation", halved)):
+            verdict_picture(run, end).savefig(out / f"{name}.png", dpi=110, metadata={"Software": None})
         known = honest.scores[-1]
         last = honest.result["known-others"].headline
         save("densities", plots.densities(new_axes(2.6), known, last), out)

@@ -219,6 +219,18 @@ def test_the_front_page_opens_from_disk_and_asks_nobody(browser, site, dark):
     assert light != dark
 
 
+@pytest.mark.parametrize("width", [390, 768, 1280])
+def test_the_front_page_has_a_card_for_each_reader_and_scrolls_nowhere_sideways(browser, site, width):
+    browser.open(site / "index.html", width=width)
+    rows = re.findall(r"^\| .* \| \[", (ROOT / "README.md").read_text(), flags=re.MULTILINE)
+    assert browser.evaluate("document.querySelectorAll('.card').length") == len(rows) > 12
+    assert browser.evaluate("document.querySelectorAll('.card a').length") >= len(rows)
+    assert browser.evaluate("document.documentElement.scrollWidth") <= width
+    assert browser.evaluate(
+        "[...document.querySelectorAll('pre')].every((code) => code.scrollWidth <= code.clientWidth)"
+    )
+
+
 def test_the_search_finds_a_term_and_leads_to_its_page(browser, site):
     browser.open(site / "index.html")
     browser.evaluate("document.querySelector('.sidebar-search').value = 'verification'")

@@ -79,6 +79,31 @@ def test_every_step_of_a_tutorial_works(name, tmp_path):
         stop_flower(tmp_path)
 
 
+@pytest.mark.full
+def test_the_audit_of_the_first_page_takes_four_lines_and_prints_what_it_shows(tmp_path):
+    """The snippet of the README audits the tutorial's model; a fixed seed makes its numbers those of the page."""
+    for module in NEEDS["audit-opacus"]:
+        pytest.importorskip(module)
+    shown = (ROOT / "README.md").read_text().partition("<!-- start -->")[2].partition("<!-- end -->")[0]
+    (_, seed), (_, audit), (_, output) = FENCE.findall(shown)
+    assert seed.startswith("coalmine seed canary-seed ")
+    loop = "...  # your training loop, as it is\n"
+    lines = [line for line in audit.replace(loop, "").splitlines() if not line.startswith("#")]
+    assert len(lines) == 3
+    (tmp_path / "canary-seed").write_bytes(b"a" * 32)
+    pages = FENCE.findall((TUTORIALS / "audit-opacus.md").read_text())
+    (tmp_path / "training.py").write_text(next(text for _, text in pages if text.startswith("# training.py")))
+    start = "from training import prepare, train\nmodel, optimizer, loader, _ = prepare()\n"
+    program = start + audit.replace(loop, "train(model, optimizer, loader)\n")
+    places = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=os.environ | {"PYTHONPATH": places}, text=True, capture_output=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == output
+
+
 def stop_flower(folder):
     """`flwr run` leaves a SuperLink running; ends the processes that were started with this folder as their home."""
     mine = f"FLWR_HOME={folder / '.flwr'}\0".encode()

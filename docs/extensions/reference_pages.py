@@ -32,7 +32,8 @@ if typing.TYPE_CHECKING:
     from sphinx.application import Sphinx
 
 MARKER = re.compile(r"^<!-- generated: (\S+)(.*?) -->$", flags=re.MULTILINE)
-SCHEMA = Path(__file__).parents[1] / "reference" / "result.schema.json"
+ROOT = Path(__file__).parents[2]
+SCHEMA = ROOT / "docs" / "reference" / "result.schema.json"
 
 
 def setup(app: "Sphinx") -> dict[str, Any]:
@@ -44,6 +45,19 @@ def setup(app: "Sphinx") -> dict[str, Any]:
 def with_parts(page: str) -> str:
     """The page with every marker replaced by the part that it names."""
     return MARKER.sub(lambda found: PARTS[found[1]](*found[2].split()), page)
+
+
+def cards() -> str:
+    """A card for each row of the README's tables of pages, with links that lead from the site's first page."""
+    text = (ROOT / "README.md").read_text().replace("](docs/", "](")
+    tables = re.findall(r"^\| (.*?) \| read \|\n\|---\|---\|\n((?:\|.*\n)+)", text, flags=re.MULTILINE)
+    return "\n\n".join(_cards(title, rows.splitlines()) for title, rows in tables)
+
+
+def _cards(title: str, rows: list[str]) -> str:
+    cells = [re.split(r" \| ", row.strip("| ")) for row in rows]
+    boxes = [f":::{{container}} card\n**{who}**\n\n{pages}\n:::" for who, pages in cells]
+    return "\n\n".join([f"## {title[0].upper()}{title[1:]}", "::::{container} cards", *boxes, "::::"])
 
 
 def names_of(*rooms: str) -> str:
@@ -262,6 +276,7 @@ def _cell(text: str) -> str:
 
 
 PARTS: dict[str, Callable[..., str]] = {
+    "cards": cards,
     "names": names_of,
     "modules": modules_of,
     "module": module_names,
