@@ -56,7 +56,7 @@ def try_audit() -> None:
         model = model + delta
     audit.observe_final(model)
     result = audit.result(claim=coalmine.mechanism_epsilon(1.0, delta=1e-5))
-    assert "known-round" in str(result)
+    assert "known-round" in result.details()
     assert result.to_dict()["adversaries"]
 
 

@@ -63,8 +63,7 @@ CLAIM = ("--epsilon", "3", "--delta", "1e-5", "--dim", "500")
 @pytest.fixture
 def answer(tmp_path, monkeypatch, capsys):
     """A function that runs the command in a folder with the test's module and returns exit code, stdout and stderr."""
-    name = f"aggregators_{os.getpid()}_{tmp_path.name}"
-    (tmp_path / f"{name}.py").write_text(MODULE)
+    (tmp_path / "mine.py").write_text(MODULE)
     (tmp_path / "incomplete.py").write_text("import a_module_that_is_not_there")
     (tmp_path / "unreadable.py").write_text("no python")
     monkeypatch.chdir(tmp_path)
@@ -72,12 +71,12 @@ def answer(tmp_path, monkeypatch, capsys):
 
     def run(function, *options, claim=CLAIM):
         with pytest.raises(SystemExit) as end:
-            main(["check", function.replace("mine", name), *claim, *options])
+            main(["check", function, *claim, *options])
         out, err = capsys.readouterr()
-        return end.value.code, out.replace(name, "mine"), err.replace(name, "mine")
+        return end.value.code, out, err
 
     yield run
-    for loaded in (name, "incomplete", "unreadable"):
+    for loaded in ("mine", "incomplete", "unreadable"):
         sys.modules.pop(loaded, None)
 
 

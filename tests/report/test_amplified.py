@@ -95,7 +95,7 @@ def test_the_verdict_is_one_sentence(runs):
     assert "clients are not sampled as claimed, and the scheme that is seen has ε ≥ " in plain(runs["often"].result)
     assert "nobody observed whom the pipeline's own sampler picks" in plain(runs["blind"].result)
     accounting = Verdict(finding=example(AccountedAboveClaim), part="accounting")
-    assert "gives an epsilon of" in plain(changed(runs["honest"], verdict=accounting).result)
+    assert "the accountant gives ε 0.5 for this noise" in plain(changed(runs["honest"], verdict=accounting).result)
 
 
 def test_unknown_round_has_its_place_in_the_ladder(runs, pages):

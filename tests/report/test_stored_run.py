@@ -227,7 +227,12 @@ def test_one_bad_directory_among_several_is_named(run, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "place", [("delta",), ("adversaries", "final", "groups", 0, "epsilon"), ("gauges", "noise", "limits")]
+    "place",
+    [
+        ("delta",),
+        ("adversaries", "final", "groups", 0, "epsilon"),
+        ("gauges", "length", "statistics", "noise", "limits"),
+    ],
 )
 @pytest.mark.parametrize("value", ["text", [], {}, True, [None, None, None]])
 def test_a_result_with_values_of_the_wrong_type_is_rejected(run, place, value):

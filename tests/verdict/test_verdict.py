@@ -249,7 +249,7 @@ def test_result_prints_and_serialises():
     audit = train(dim=400, canaries=40, rounds=2)
     found = audit.result(claim=3.0, analytical_epsilon=3.2)
     text = found.details()
-    for word in ("known-others", "claimed epsilon 3", "gauge noise", "analytical ε 3.2"):
+    for word in ("known-others", "claimed epsilon 3", "gauge length: noise", "analytical ε 3.2"):
         assert word in text
     page = found._repr_html_()
     assert "<table>" in page

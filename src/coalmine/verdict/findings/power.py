@@ -84,7 +84,7 @@ class PowerHidden(PowerOutOfReach):
 
     code = "power"
     rung = "known-round"
-    remedy = "pass `others`, so that `known-others` can decide"
+    remedy = "pass `others`, the clipped sum of the real clients: it is subtracted, and cannot hide missing noise"
 
     def sentence(self) -> str:
         return (
