@@ -14,6 +14,7 @@ from coalmine.verdict.findings.amplified import AccountedAboveClaim, SamplerAbov
 from coalmine.verdict.findings.finding import Doubt
 from coalmine.verdict.findings.missing import NothingClaimed
 from coalmine.verdict.findings.noise import LessThanStated, StatedTooLittle
+from coalmine.verdict.findings.rows import RowAboveClaim
 from coalmine.verdict.outcome import PASS, VIOLATION
 from coalmine.verdict.verdict import Verdict
 
@@ -39,6 +40,7 @@ ITEMS = {  # an audited item in words of its own
     "sampler": "sampling",
     "participations": "participation",
     "others": "others' sum",
+    "rows": "real rows",
 }
 CLAIM_FIRST = "State the ε before training, for example claim=3.0: without a claim nothing can pass."
 LATE = ", stated after training: nobody can tell whether it was fitted to the result"
@@ -143,7 +145,7 @@ def next_step(result: AuditResult) -> str:
     if check := result.trainer.check:
         fault = f"Likely: {check.likely_fault}. " if check.likely_fault else ""
         return fault if verdict.outcome == VIOLATION and fault else fault + verdict.finding.advice()
-    explained = isinstance(verdict.finding, AccountedAboveClaim | SamplerAboveClaim | StatedTooLittle)
+    explained = isinstance(verdict.finding, AccountedAboveClaim | SamplerAboveClaim | StatedTooLittle | RowAboveClaim)
     if verdict.outcome == VIOLATION and not explained and (faults := likely_faults(result)):
         titles = "; or ".join(fault.title for fault in faults[:MOST_FAULTS])
         mend = f" {faults[0].fix}" if len(faults) == 1 else ""

@@ -15,6 +15,7 @@ from coalmine.audit import Audit
 from coalmine.integrations.opacus.accounting import update_noise_multiplier
 from coalmine.integrations.opacus.faults import Faults
 from coalmine.integrations.opacus.gradients import OneProcess
+from coalmine.integrations.opacus.replay import Replays
 from coalmine.integrations.opacus.selection import RowSelection, Selection
 from coalmine.integrations.recorder import RunRecorder
 from coalmine.measure.schedule import Indices
@@ -58,13 +59,15 @@ class AuditedSteps:
         selection: Selection,
         faults: Faults,
         recorder: RunRecorder,
+        replays: Replays,
         *,
         scale: float | None,
         note: Callable[[Step], dict[str, Any]],
     ) -> None:
         self._optimizer, self._audit, self._gradients = optimizer, audit, gradients
         self._selection, self._faults, self._recorder = selection, faults, recorder
-        self._scale, self._note = scale, note
+        self._scale, self._note, self._replays = scale, note, replays
+        self._replayed: dict[str, Any] = {}  # what the replay of this step showed, for the metrics
         self._examples = 0  # per-example gradients in the step so far
         self._present: Indices = np.zeros(0, dtype=np.int32)
         self._others: Any = None  # the clipped sum of the examples, in the form that the audit takes
@@ -102,6 +105,7 @@ class AuditedSteps:
         if isinstance(self._selection, RowSelection):
             self._selection.picked.release()
         self._faults.release()
+        self._replays.release()
         self._optimizer.step_hook = self._real_hook
         self._guard.remove()
 
@@ -113,9 +117,12 @@ class AuditedSteps:
         if isinstance(self._selection, RowSelection):
             before = self._examples if self._optimizer._is_last_step_skipped else 0
             self._examples = before + self._gradients.examples()
+        is_complete = not self._optimizer._check_skip_next_step(pop_next=False)
+        if is_complete:
+            self._replayed = self._replays.take(self._audit.last_round + 1)
         if self._scale is not None:
             self._clipped = self._clipped_sum()
-            if not self._optimizer._check_skip_next_step(pop_next=False):
+            if is_complete:
                 self._send_through_clip(self._scale)
         return self._real_pre_step(*args, **kwargs)
 
@@ -211,7 +218,10 @@ class AuditedSteps:
             examples=self._selection.participants,
             gradient_noise_multiplier=step.noise,
             **line,
+            **self._replayed,
         )
+        self._replayed = {}
+        self._replays.prepare(self._audit.last_round + 1)
         self._was_observed = True
 
     def _taken_others(self, step: Step) -> Any:
