@@ -9,7 +9,7 @@ from coalmine.argument_checks import one_line
 from coalmine.known_faults import likely_faults
 from coalmine.report.table_rows import TableRow, top_row
 from coalmine.result.audit_result import AuditResult
-from coalmine.result.words import Words, format_measured, format_number, format_rounds
+from coalmine.result.words import Words, format_measured, format_number, format_rounds, short_power
 from coalmine.verdict.findings.amplified import AccountedAboveClaim, SamplerAboveClaim
 from coalmine.verdict.findings.finding import Doubt
 from coalmine.verdict.findings.missing import NothingClaimed
@@ -162,15 +162,6 @@ def where(result: AuditResult) -> str:
         return "result.details() has every attacker and every measurement of the noise"
     page, path = result.directory / "report.html", shlex.quote(str(result.directory))
     return str(page) if page.exists() else f"`coalmine report {path}` writes the page; --details prints it"
-
-
-def short_power(value: float) -> str:
-    """A small number as people type it.
-
-    >>> short_power(1e-5), short_power(0.01)
-    ('1e-5', '0.01')
-    """
-    return f"{value:.3g}".replace("e-0", "e-")
 
 
 def rounded_down(value: float) -> str:
