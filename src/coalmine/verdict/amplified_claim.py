@@ -33,7 +33,7 @@ from coalmine.verdict.findings.amplified import (
     DividedByCohort,
     EpsilonInRange,
     OtherSampler,
-    Picks,
+    PickFacts,
     RoundsUnobserved,
     SampledAsClaimed,
     SamplerAboveClaim,
@@ -168,7 +168,7 @@ class SampledClaim:
 
     def _sampler_power(self, reading: SamplerReading, sized: bool) -> SampledAsClaimed | TooFewPicks:
         """PASS if a rate at which epsilon is twice the claim would have been detected with 90 % probability."""
-        facts = vars(Picks(scheme=str(self.sampling), picks=reading.picks, rate=reading.rate, cohorts_known=sized))
+        facts = vars(PickFacts(scheme=str(self.sampling), picks=reading.picks, rate=reading.rate, cohorts_known=sized))
         enough = reading.picks >= FEWEST
         if not isinstance(self.sampling, Poisson | FixedSize):  # once per epoch: one pick too many would be detected
             return SampledAsClaimed(**facts) if enough else TooFewPicks(**facts)

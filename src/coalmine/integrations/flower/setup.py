@@ -7,7 +7,7 @@ from flwr.serverapp.strategy import Strategy
 
 from coalmine.argument_checks import short_repr
 from coalmine.audit import Audit, OnViolation
-from coalmine.integrations.flower.arrays import Layout, as_record
+from coalmine.integrations.flower.arrays import RecordLayout, as_record
 from coalmine.integrations.flower.canary_clients import refuse_guessable
 from coalmine.integrations.flower.claims import read_claim
 from coalmine.integrations.flower.modes import Mode
@@ -58,7 +58,7 @@ def audited(
     if isinstance(canaries, range):
         settings["canary_partitions"] = canaries
         canaries = len(canaries)
-    layers = None if model is None else Layout.of(as_record(model)).layers
+    layers = None if model is None else RecordLayout.of(as_record(model)).layers
     audit_settings: AuditSettings = {
         "canaries": canaries,
         "unobserved": unobserved,
