@@ -74,7 +74,7 @@ def test_widely_spread_epsilons_get_a_log_axis(ax, values, scale):
 
 
 def test_every_plot_draws_on_the_axes_it_is_given(run):
-    views_seen = list(views(run.rounds.as_log, run.result.settings))
+    views_seen = list(views(run.rounds, run.result.settings))
     bars = [plots.Bar("noise 1", 1, 3.0, 1.0), plots.Bar("noise 1", 2, math.inf, 2.0)]
     scores = run.scores[0]
     row = run.result[scores.rung].headline

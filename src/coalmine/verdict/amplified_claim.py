@@ -20,7 +20,8 @@ from coalmine.evidence.gauges.gauge import GaugeResult
 from coalmine.evidence.ladder import Scores
 from coalmine.evidence.noise_schedule import NoiseSchedule
 from coalmine.evidence.unknown_round import RUNG
-from coalmine.log.rounds_file import Entry, RoundLog
+from coalmine.log.recorded import RecordedRounds
+from coalmine.log.rounds_file import Entry
 from coalmine.measure.schedule import Indices
 from coalmine.measure.settings import FEWEST, Settings
 from coalmine.verdict.claim import Claim
@@ -99,7 +100,7 @@ class SampledClaim:
         """The noise multiplier of the rounds with the most noise."""
         return self.noise / min((strength for strength, _ in self.sampling.strengths), default=1.0)
 
-    def unobserved(self, log: RoundLog) -> int:
+    def unobserved(self, log: RecordedRounds) -> int:
         """The number of the claim's rounds that were not observed, whose noise and sampling are unknown."""
         claimed = set(range(1, self.sampling.total_rounds + 1))
         return len(claimed - set(log.numbers))
@@ -304,7 +305,7 @@ def judge_sampled(
     rungs: list[Scores],
     gauges: list[GaugeResult],
     run: RunFacts,
-    log: RoundLog,
+    log: RecordedRounds,
     settings: Settings,
     clip_norms: Sequence[float],
 ) -> tuple[Verdict, dict[str, Verdict], dict[str, Verdict], list[str]]:
