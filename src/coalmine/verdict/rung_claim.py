@@ -33,7 +33,7 @@ from coalmine.verdict.findings.noise import (
 )
 from coalmine.verdict.findings.power import (
     EnoughPower,
-    Measured,
+    PowerFacts,
     PowerHidden,
     PowerOutOfReach,
     TooFewCanaries,
@@ -234,7 +234,7 @@ def _power_of(name: str, groups: list[Scores], context: ClaimContext, signal: No
     settings = {"delta": context.delta, "level": TEST_LEVEL, "dilution": hidden, "null_dof": signal.dof}
     power = power_against_claim(count, epsilon, **settings)
     facts = vars(
-        Measured(power=power, canaries=count, claimed_noise=context.noise, measured_noise=_measured_noise(signal))
+        PowerFacts(power=power, canaries=count, claimed_noise=context.noise, measured_noise=_measured_noise(signal))
     )
     if power >= POWER:
         return EnoughPower(**facts, participations=context.times)

@@ -22,7 +22,7 @@ from coalmine.integrations.opacus.ranks import gradients_of, on_every_rank
 from coalmine.integrations.opacus.replay import Loss, checked_replay
 from coalmine.integrations.opacus.selection import RowSelection, SeedSelection, Selection
 from coalmine.integrations.row_pairing import USUAL_CANARIES
-from coalmine.integrations.setup import AuditSettings, watch_noise
+from coalmine.integrations.setup import AuditSettings, followed, watch_noise
 from coalmine.measure.ranks import Reduce
 
 Optimizer = TypeVar("Optimizer", bound=DPOptimizer)
@@ -127,6 +127,8 @@ def audited(
     optimizer.audit = OpacusAudit(
         audit, optimizer, gradients, selection, options, model=model, planned=planned, replay=replay
     )
+    if gradients.ranks.rank == 0:
+        optimizer.audit.follow(planned, **followed(settings))
     return optimizer
 
 
