@@ -509,7 +509,7 @@ def test_training_is_bit_for_bit_the_one_without_replays(settings, tmp_path):
     with_replays = Run(net, steps=4, directory=tmp_path / "one", **settings)
     after = frozen(with_replays)
     plain = Run(net, steps=4, directory=tmp_path / "other", **{**settings, "replay": False})
-    assert with_replays.optimizer.audit._replays.steps
+    assert with_replays.optimizer.audit.replays.steps
     assert after == frozen(plain)
     rounds = [run.optimizer.audit.log.rounds() for run in (with_replays, plain)]
     for one, other in zip(*rounds, strict=True):
@@ -560,7 +560,7 @@ def test_replays_before_a_restart_stay(tmp_path):
 
 def test_a_copy_of_the_model_has_no_part_of_the_audit():
     run = Run(mlp(), steps=1)
-    run.optimizer.audit._replays._capture.start()
+    run.optimizer.audit.replays._capture.start()
     for hook in (*run.model._forward_pre_hooks.values(), *run.model._forward_hooks.values()):
         assert vars(copy.deepcopy(hook)) == vars(pickle.loads(pickle.dumps(hook))) == {"_function": None}
         assert copy.deepcopy(hook)(1, 2) is None

@@ -73,7 +73,7 @@ class OpacusAudit(FrameworkAudit):
         )
         self._noise_multipliers = self._earlier_steps()
         self.read_claim_as(self._accounted_claim(planned or 1))
-        self._replays = Replays(
+        self.replays = Replays(
             optimizer,
             model,
             gradients,
@@ -92,11 +92,11 @@ class OpacusAudit(FrameworkAudit):
             selection,
             self._faults,
             self.recorder,
-            self._replays,
+            self.replays,
             scale=options.scale,
             note=self._note_step,
         )
-        self._replays.prepare(self.last_round + 1)
+        self.replays.prepare(self.last_round + 1)
 
     def detach(self) -> None:
         """Restore the optimizer's own methods and hook."""
@@ -130,7 +130,7 @@ class OpacusAudit(FrameworkAudit):
         if not self._has_final():
             self.core.observe_final(self._parameters(), initial=self._initial if initial is None else initial)
         self._faults.gather(self._ranks, len(self._optimizer.params))
-        rows = self._replays.item(self._ranks)
+        rows = self.replays.item(self._ranks)
         if self._ranks.rank > 0:
             return ResultOnRank0(self._ranks.rank)
         self._outside |= dict.fromkeys(self._parameters_outside())

@@ -4,6 +4,7 @@ A step is replayed after its last backward pass and before its clip. The neighbo
 is zeros, and the gradient of its outputs is 0. Everything that a replay touches is restored.
 """
 
+import warnings
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
@@ -73,10 +74,10 @@ class Replays:
         self._optimizer, self._model, self._gradients = optimizer, model, gradients
         self._selection, self._faults, self._key, self._names = selection, faults, key, names
         self._loss = replay if callable(replay) else None
-        self._plan = ReplayPlan.of(planned, key)
+        self.plan = ReplayPlan.of(planned, key)
         self._obstacle = _obstacle(optimizer, model, gradients, replay)
         self.steps = [step for line in earlier if (step := _read(line.get("replayed"))) is not None]
-        self._passes = sum(line["replay_passes"] for line in earlier if isinstance(line.get("replay_passes"), int))
+        self.passes = sum(line["replay_passes"] for line in earlier if isinstance(line.get("replay_passes"), int))
         self._done = max((step.step for step in self.steps), default=0)
         self._capture = None if self._obstacle else Capture(model)
 
@@ -84,7 +85,7 @@ class Replays:
         """Before a step: capture its passes if it is due."""
         if self._capture is None:
             return
-        if self._plan.is_due(step, self._done):
+        if self.plan.is_due(step, self._done):
             self._capture.start()
             self._capture.begin_step()
         elif self._capture.active:
@@ -121,15 +122,15 @@ class Replays:
     def _replayed(self, step: int, count: int) -> ReplayedStep:
         assert self._capture is not None
         before = Randomness()
-        with _Held(self._optimizer, self._model, self._faults) as held:
+        with warnings.catch_warnings(action="ignore"), _Held(self._optimizer, self._model, self._faults) as held:
             try:
                 runner = self._runner(held, count)
-                rows = rows_of(step, count, self._plan.rows, self._key)
+                rows = rows_of(step, count, self.plan.rows, self._key)
                 clip_norm = self._faults.clip_norm * self._gradients.clip_in_sum
-                comparison = Comparison(runner, runner.batch, clip_norm, "add-remove", None, most_cases=self._plan.rows)
+                comparison = Comparison(runner, runner.batch, clip_norm, "add-remove", None, most_cases=self.plan.rows)
                 outcome = comparison.of_rows(rows, extremes=True)
                 self._last_passes = runner.passes
-                self._passes += runner.passes
+                self.passes += runner.passes
                 return _witness(step, outcome, runner.precision)
             except Exception as error:  # whatever it is, the training goes on
                 return _unshown(
@@ -152,7 +153,7 @@ class Replays:
 
     def item(self, ranks: Ranks) -> AuditedItem:
         """What the replays of all ranks showed; call it on every rank."""
-        own = {"steps": [step.to_dict() for step in self.steps], "passes": self._passes}
+        own = {"steps": [step.to_dict() for step in self.steps], "passes": self.passes}
         everywhere = ranks.gather(lambda: own)
         steps = [step for each in everywhere for values in each["steps"] if (step := _read(values)) is not None]
         if self._obstacle is not None and not steps:
