@@ -30,6 +30,7 @@ from coalmine.result.audit_result import AuditResult
 from coalmine.result.derivation import derive_result
 from coalmine.result.other_rank import ResultOnRank0
 from coalmine.verdict.alarm import Alarm
+from coalmine.verdict.amplified_claim import read_claim
 from coalmine.verdict.claim import Claim
 from coalmine.verdict.claim_watch import ClaimWatch, OnViolation, check_on_violation
 from coalmine.verdict.coverage import AuditedItem
@@ -544,7 +545,7 @@ class _Arguments:
         check_on_violation(on_violation, claim)
         promised = Claim.of(claim)
         if promised is not None:
-            promised.check_delta(settings.delta)
+            read_claim(promised, settings, 1)  # its delta, and its adjacency under the audit's sampling
         return cls(settings, seed, attacks, directory, promised, on_violation, deferred)
 
     @property
