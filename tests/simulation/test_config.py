@@ -6,7 +6,8 @@ from decimal import Decimal
 import pytest
 import tomli_w
 
-from coalmine.simulation.config import CanarySettings, EngineSettings, RunConfig, merged, task_defaults
+from coalmine.simulation.config import CanarySettings, EngineSettings, RunConfig
+from coalmine.simulation.config_sources import merged, task_defaults
 from coalmine.simulation.tasks import TASKS
 
 
@@ -92,7 +93,7 @@ def test_a_fraction_of_too_few_clients_is_rejected():
         ({"claim": {"amplified": True}}, "claim.amplified belongs to a claimed number"),
         (
             {"claim": {"accountant": True}, "participation": {"kind": "limited"}},
-            "no accountant amplifies participation limited",
+            "amplification is not supported for participation limited",
         ),
         (
             {

@@ -149,11 +149,11 @@ def test_a_bare_number_counts_the_sampling_that_the_audit_knows():
         audit.observe_round(number, noise, present=[], others=np.zeros(400), noise_std=1.0, clip_norm=1.0)
     result = audit.result()
     assert result.claim == Claim(3.0, sampling=Poisson(0.1, rounds=6))
-    assert "sampling counted: Poisson sampling with probability 0.1 in 6 rounds" in str(result)
+    assert "counting Poisson sampling with probability 0.1 in 6 rounds" in str(result)
     assert result.verdict.outcome == "UNDERPOWERED"
     explicit = audit.result(claim=Claim.mechanism(3.0))
     assert explicit.claim.sampling is None
-    assert "the attacker knows the rounds of a client; no sampling counted" in str(explicit)
+    assert "a client whose rounds the attacker knows" in str(explicit)
 
 
 @pytest.mark.parametrize("text", ["3", "mechanism:3", " 3.0 "])
@@ -173,7 +173,10 @@ def test_text_that_is_no_claim_is_refused_with_the_right_spelling(text):
     ("given", "message"),
     [
         ({"epsilon": 3}, r"claim must be a number such as 3.0, or a Claim, got \{'epsilon': 3\}"),
-        (GaussianDpEvent(1.0), r"a Claim, got GaussianDpEvent.*: Claim.from_event\(event, delta, neighboring_relation\)"),
+        (
+            GaussianDpEvent(1.0),
+            r"a Claim, got GaussianDpEvent.*: Claim.from_event\(event, delta, neighboring_relation\)",
+        ),
         (RdpAccountant(), "got <dp_accounting.*: pass its epsilon"),
     ],
 )

@@ -6,10 +6,11 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from coalmine.argument_checks import one_of
 from coalmine.report import plots, svg
 from coalmine.report.brief import answers, brief, headline
 from coalmine.report.details import details
-from coalmine.report.table_rows import all_rows, ladder_table, rung_verdict, shown_rows
+from coalmine.report.table_rows import all_rows, ladder_table, rung_verdict, table_rows
 from coalmine.report.trade_off import curve
 from coalmine.result.audit_result import AuditResult
 from coalmine.result.words import Words
@@ -48,8 +49,7 @@ def draw(result: AuditResult, kind: str = "ladder", ax: Any = None) -> Any:
     except ImportError as error:
         raise ImportError("plots need: pip install 'coalmine[report]'") from error
     kinds: dict[str, Callable[..., Any]] = {"ladder": plots.ladder, "curve": curve}
-    if kind not in kinds:
-        raise ValueError(f"kind must be one of {', '.join(kinds)}, got {kind!r}")
+    one_of("kind", kind, kinds)
     if ax is None:
         _, ax = pyplot.subplots(figsize=INCHES, layout="constrained")
     kinds[kind](ax, result).legend()
@@ -79,7 +79,7 @@ def notebook(result: AuditResult) -> str:
 
 def _picture(result: AuditResult) -> str:
     """The ladder as an inline picture; empty without matplotlib, or without a row to draw."""
-    rows = shown_rows(result)
+    rows = table_rows(result)
     if not rows:
         return ""
     try:

@@ -32,7 +32,7 @@ from coalmine.result.words import format_rounds
 from coalmine.verdict.amplified_claim import ACCOUNTING
 from coalmine.verdict.claim import REPLACE
 from coalmine.verdict.claim_context import ROUNDED
-from coalmine.verdict.findings.amplified import Accounting
+from coalmine.verdict.findings.amplified import AccountantFacts
 from coalmine.verdict.findings.noise import LittleNoise
 from coalmine.verdict.pipeline_record import CLOSED_FORM
 
@@ -312,7 +312,7 @@ def _noise_scheme(sources: Sources) -> str | None:
     return "Gaussian, independent in every round"
 
 
-def _accounted(result: AuditResult) -> Accounting | None:
+def _accounted(result: AuditResult) -> AccountantFacts | None:
     """The facts of the accounting part of an amplified claim."""
     finding = result.legs[ACCOUNTING].finding if ACCOUNTING in result.legs else None
-    return finding if isinstance(finding, Accounting) else None
+    return finding if isinstance(finding, AccountantFacts) else None

@@ -4,6 +4,7 @@ Every client of a call is a canary. The canaries are orthogonal, so one release 
 attacker who knows all other updates sees it. Scores need no unit: the canaries' norm distinguishes a sum from a mean.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -15,6 +16,7 @@ from coalmine.audit import Seed
 from coalmine.canaries.secret import secret_seed
 from coalmine.canaries.seeds import seed_bytes
 from coalmine.estimators.correlated import CorrelatedNoise
+from coalmine.estimators.mechanism import mechanism_epsilon, mechanism_noise
 from coalmine.result.audit_result import AuditResult
 from coalmine.result.trainer_section import FunctionCheck, TrainerSection
 from coalmine.testing.call_plan import (
@@ -33,7 +35,7 @@ from coalmine.testing.call_plan import (
     plan_calls,
     uneven,
 )
-from coalmine.testing.likely_fault import Reading, likely_fault
+from coalmine.testing.likely_fault import TrialReading, likely_fault
 from coalmine.testing.release_calls import ROUNDED_NOISE, Progress, ReleaseTrials
 from coalmine.testing.shaped_calls import ShapedPattern, shaped_patterns
 from coalmine.testing.tested_mechanism import Adjacency, Aggregate, Mechanism, checked_mechanism
@@ -44,7 +46,7 @@ from coalmine.verdict.findings.canaries import UnevenScores
 from coalmine.verdict.findings.checks import NoiseFollowsData, ShrunkByOthers
 from coalmine.verdict.findings.finding import Significance
 from coalmine.verdict.findings.gauges import GaugeReading, NoisePartlyLeft, NoiseRemovable, OutsideLimits
-from coalmine.verdict.findings.power import DetectableInCalls, EnoughPower, Measured, TooFewCalls
+from coalmine.verdict.findings.power import DetectableInCalls, EnoughPower, PowerFacts, TooFewCalls
 from coalmine.verdict.gauge_proofs import reading_of
 from coalmine.verdict.outcome import Outcome
 from coalmine.verdict.verdict import Verdict
@@ -224,7 +226,7 @@ def _combined(
     readings = {pattern.name: trials.reading(pattern) for pattern in patterns}
     readings |= {pattern.name: trials.shaped_reading(pattern) for pattern in shaped}
     verdict = _verdict(result)
-    if mechanism.noise is None and isinstance(verdict.finding, Measured):
+    if mechanism.noise is None and isinstance(verdict.finding, PowerFacts):
         tested = [main, *(pattern for pattern in others if pattern.weighted)]
         reached = max(trials.detectable(pattern) for pattern in tested)
         facts = verdict.finding.facts | {"power": PLANNED_POWER, "detectable_epsilon": reached}
@@ -240,7 +242,7 @@ def _described(
     trials: ReleaseTrials,
     result: AuditResult,
     decided: str,
-    readings: dict[str, Reading],
+    readings: dict[str, TrialReading],
     verdicts: dict[str, Verdict],
 ) -> AuditResult:
     """The result with notes, audited items and the details of the check."""
@@ -299,7 +301,7 @@ def _compared(
     repeat, rank = trials.repeats()
     if repeat.status == "low":
         left = 0.0 if repeat.noise_left is None else repeat.noise_left
-        epsilon = trials.epsilon_with(left, result)
+        epsilon = _epsilon_with(left, result, mechanism.delta)
         if epsilon > ROUNDED * mechanism.epsilon:
             proof = NoiseRemovable(**reading_of(repeat))
             if left >= NO_NOISE:
@@ -321,6 +323,14 @@ def _compared(
         if kept is not None and kept[0] < ARRIVES and kept[0] + ARRIVES_STDS * kept[1] < 1:
             return replace(result, verdict=Verdict(finding=ShrunkByOthers(length=kept[0])))
     return result
+
+
+def _epsilon_with(noise_left: float, result: AuditResult, delta: float) -> float:
+    """The measured epsilon if only this share of the noise protects a client."""
+    if noise_left <= 0 or result.headline is None or not 0 < result.headline.epsilon < math.inf:
+        return math.inf
+    noise = float(mechanism_noise(result.headline.epsilon, delta=delta))
+    return float(mechanism_epsilon(noise * noise_left, delta=delta))
 
 
 def _checked_item(item: AuditedItem, mechanism: Mechanism, verdicts: dict[str, Verdict]) -> AuditedItem:

@@ -35,7 +35,7 @@ from coalmine.verdict.findings.noise import (
 )
 from coalmine.verdict.findings.power import (
     EnoughPower,
-    Measured,
+    PowerFacts,
     PowerHidden,
     PowerOutOfReach,
     TooFewCanaries,
@@ -243,7 +243,7 @@ def _power_of(name: str, groups: list[Scores], context: ClaimContext, signal: No
     }
     power = power_against_claim(count, epsilon, **settings)
     facts = vars(
-        Measured(power=power, canaries=count, claimed_noise=context.noise, measured_noise=_measured_noise(signal))
+        PowerFacts(power=power, canaries=count, claimed_noise=context.noise, measured_noise=_measured_noise(signal))
     )
     if power >= POWER:
         return EnoughPower(**facts, participations=context.times)

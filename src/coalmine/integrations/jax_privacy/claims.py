@@ -11,7 +11,7 @@ from jax_privacy.experimental.execution_plan import DPExecutionPlan
 from coalmine.argument_checks import delta_array, one_number, short_repr
 from coalmine.estimators.mechanism import mechanism_epsilon
 from coalmine.estimators.sampling import Poisson
-from coalmine.integrations.jax_privacy.noise import Mechanism, banded_noise
+from coalmine.integrations.jax_privacy.noise import NoiseMechanism, banded_noise
 from coalmine.integrations.setup import full_claim
 from coalmine.verdict.claim import NOISES, REPLACE, Claim
 from coalmine.verdict.event_claims import ADJACENCY, adjacency_of, claim_of_event, parts_of
@@ -22,7 +22,7 @@ EVENT_RELATION = dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE  # of dp-ac
 
 
 @dataclass(frozen=True)
-class Accounting:
+class EventAccounting:
     """The accounting of a run: the accountant's event and relation, the stated noise, and who picks the batches.
 
     `probability` is the one with which canaries are drawn if the batch selection is not observed.
@@ -30,7 +30,7 @@ class Accounting:
 
     event: Any
     relation: Any
-    mechanism: Mechanism
+    mechanism: NoiseMechanism
     observed: bool
     probability: float | None
     _claims: dict[float, Claim | None] = field(default_factory=dict)

@@ -5,7 +5,7 @@ from coalmine.audit import Audit
 from coalmine.estimators.correlated import BandedNoise
 from coalmine.evidence.dilution import CanaryShare, DilutionReader
 from coalmine.evidence.views import read_log
-from coalmine.integrations.jax_privacy.claims import Accounting
+from coalmine.integrations.jax_privacy.claims import EventAccounting
 from coalmine.integrations.jax_privacy.noise import SAME
 from coalmine.integrations.jax_privacy.selection import ExampleSelection, Selection
 from coalmine.verdict.coverage import AuditedItem
@@ -65,7 +65,7 @@ def _why_not_in_sum(shares: list[CanaryShare]) -> str | None:
     return None
 
 
-def notes(audit: Audit, accounting: Accounting) -> list[str]:
+def notes(audit: Audit, accounting: EventAccounting) -> list[str]:
     """How the claim was judged, if that is not plain."""
     if accounting.event is None:
         return []
@@ -80,7 +80,7 @@ def notes(audit: Audit, accounting: Accounting) -> list[str]:
     ]
 
 
-def warnings(audit: Audit, accounting: Accounting, selection: Selection) -> list[str]:
+def warnings(audit: Audit, accounting: EventAccounting, selection: Selection) -> list[str]:
     """What the run did that the accountant's event does not allow for."""
     found = []
     planned, law = accounting.planned, accounting.mechanism.law
