@@ -87,6 +87,8 @@ def headline(result: AuditResult, subject: str = "the run") -> str:
     epsilon = format_number(claim.epsilon, 4)
     terms = f"at δ {short_power(result.settings.delta)} for one client"
     changed = f", {CHANGED[claim.stated_adjacency]}" if claim.stated_adjacency else ""
+    if verdict.outcome == VIOLATION and claim.stated_adjacency != REPLACE:
+        changed = ""  # nothing is promised, and the line is long
     if verdict.outcome == PASS:
         return f"PASS: {subject} keeps ε ≤ {epsilon} {terms}{changed}"
     if verdict.outcome == VIOLATION:
