@@ -109,7 +109,7 @@ def test_unknown_round_has_its_place_in_the_ladder(runs, pages):
 
 def test_the_claim_states_scheme_accountant_adjacency_and_kind(runs):
     result = runs["honest"].result
-    assert "sampling counted: Poisson sampling with probability 0.1 in 60 rounds" in brief(result)
+    assert "counting Poisson sampling with probability 0.1 in 60 rounds" in brief(result)
     assert claim_basis(result) == (
         "noise multiplier 1; accountant: dp-accounting PLD, upper bound ε = 5.57; adjacency: add or remove one"
     )

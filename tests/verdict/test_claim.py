@@ -117,11 +117,11 @@ def test_a_bare_number_counts_the_sampling_that_the_audit_knows():
         audit.observe_round(number, noise, present=[], others=np.zeros(400), noise_std=1.0, clip_norm=1.0)
     result = audit.result()
     assert result.claim == Claim(3.0, sampling=Poisson(0.1, rounds=6))
-    assert "sampling counted: Poisson sampling with probability 0.1 in 6 rounds" in str(result)
+    assert "counting Poisson sampling with probability 0.1 in 6 rounds" in str(result)
     assert result.verdict.outcome == "UNDERPOWERED"
     explicit = audit.result(claim=Claim.mechanism(3.0))
     assert explicit.claim.sampling is None
-    assert "the attacker knows the rounds of a client; no sampling counted" in str(explicit)
+    assert "a client whose rounds the attacker knows" in str(explicit)
 
 
 @pytest.mark.parametrize("text", ["3", "mechanism:3", " 3.0 "])

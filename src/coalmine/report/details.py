@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from coalmine.argument_checks import count_of
 from coalmine.evidence.gauges.gauge import GaugeResult, by_gauge
 from coalmine.report.advice import gauge_steps
-from coalmine.report.brief import short_power
 from coalmine.report.table_rows import ladder_table, row_warnings, secondary_rows, top_row
 from coalmine.result.audit_result import AuditResult
-from coalmine.result.words import Words, format_interval, format_number, format_rounds
+from coalmine.result.words import Words, format_interval, format_number, format_rounds, short_power
 from coalmine.verdict.amplified_claim import ACCOUNTING
 from coalmine.verdict.findings.amplified import AccountantFacts
 

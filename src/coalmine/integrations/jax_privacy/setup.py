@@ -21,6 +21,7 @@ from coalmine.integrations.jax_privacy.state import init_and_update
 from coalmine.integrations.setup import (
     CLIP_SCALE,
     AuditSettings,
+    followed,
     new_audit_settings,
     own_audit,
     refuse_finished,
@@ -106,6 +107,7 @@ def audited(
     transformation.audit = PrivatizerAudit(
         core, accounting, selection, tree, steps=steps, scale=CLIP_SCALE if through_clip else None
     )
+    transformation.audit.follow(steps or accounting.planned, **followed(settings))
     if plan is None:
         return transformation
     strategy = plan.batch_selection_strategy

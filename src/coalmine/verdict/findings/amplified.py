@@ -143,8 +143,8 @@ class TooFewScores(NoisePower, Doubt):
 
     def plain(self) -> str:
         if math.isinf(self.detectable_epsilon):
-            return "so few canaries would not have shown missing noise"
-        return f"so few canaries show missing noise only if ε exceeds {self.detectable_epsilon:.2g}"
+            return "with this number of canaries, missing noise would not have shown"
+        return f"with this number of canaries, missing noise shows only if ε exceeds {self.detectable_epsilon:.2g}"
 
     def advice(self) -> str:
         return MORE_CANARIES
