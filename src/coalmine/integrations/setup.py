@@ -87,9 +87,14 @@ def new_audit_settings(
 
 
 def full_claim(claim: Claim, *, delta: float, unit: str | None = None, adjacency: str | None = None) -> Claim:
-    """The claim with the delta, unit and adjacency of the pipeline where it states none; ValueError for another delta."""
+    """The claim with the delta, unit and adjacency of the pipeline where it states none; ValueError for another delta.
+
+    The adjacency of a claim that has its own sampling scheme is that of the scheme's accountant.
+    """
     delta = one_number("delta", delta)
     check_delta(claim, delta)
+    if adjacency is not None and claim.sampling is not None:
+        adjacency = claim.sampling.adjacency
     stated: dict[str, Any] = {"delta": delta, "unit": unit, "adjacency": adjacency}
     return replace(claim, **{name: value for name, value in stated.items() if getattr(claim, name) is None})
 

@@ -25,9 +25,9 @@ from coalmine.integrations.opacus.steps import AuditedSteps, Step
 from coalmine.integrations.recorder import FinishedRun, Trainer
 from coalmine.result.audit_result import AuditResult
 from coalmine.result.other_rank import ResultOnRank0
-from coalmine.verdict.claim import Claim
+from coalmine.verdict.claim import LONGEST_UNIT, Claim
 from coalmine.verdict.coverage import AuditedItem
-from coalmine.verdict.pipeline_record import LONGEST_UNIT, ROW
+from coalmine.verdict.pipeline_record import ROW
 
 GUESSABLE = 1 << 32  # seeds below this are found by trying them all
 EARLY_STEPS = 10  # after this many steps, weights that have not moved give a warning
