@@ -177,7 +177,7 @@ def main(arguments: list[str] | None = None) -> int:
         for name in given.models:
             size = sum(p.numel() for p in models()[name][0]().parameters())
             options = {"through_clip": "all"} if given.all else {}
-            loop = {"mode": given.mode, "physical": given.physical}
+            loop: dict[str, Any] = {"mode": given.mode, "physical": given.physical}
             row = measure(
                 name, pairs=given.pairs, stretch=given.stretch, loop=loop, canaries=given.canaries, **options
             ) | {"parameters": size, "canaries": given.canaries, "all_through_clip": given.all}
@@ -199,10 +199,10 @@ def _line(row: dict[str, Any]) -> str:
     )
     return (
         f"{name} ({row['parameters']:,} parameters, {row['canaries']:,} canaries{how}): "
-        f"step {1e3 * row['plain_wall']:.2f} ms, audited {1e3 * row['audited_wall']:.2f} ms, {row['share_wall']:.0%} "
-        f"more (bar {BARS[name]:.0%}); its own thread {row['share_own']:.0%}, all threads {row['share_all']:.0%} of {1e3 * row['plain_all']:.2f} ms, floor "
-        f"{1e3 * row['floor']:.2f} ms; finish {finish['wall']:.2f} s, {finish['all']:.2f} s of the processor "
-        f"(bar {FINISH_BAR} s)"
+        f"step {1e3 * row['plain_wall']:.2f} ms, audited {1e3 * row['audited_wall']:.2f} ms, {row['share_wall']:.0%} more "
+        f"(bar {BARS[name]:.0%}); its own thread {row['share_own']:.0%}, all threads {row['share_all']:.0%} of "
+        f"{1e3 * row['plain_all']:.2f} ms, floor {1e3 * row['floor']:.2f} ms; finish {finish['wall']:.2f} s, "
+        f"{finish['all']:.2f} s of the processor (bar {FINISH_BAR} s)"
     )
 
 

@@ -10,7 +10,7 @@ from coalmine.report.brief import answers
 from coalmine.report.details import claim_basis, client_exposure, figures, folded_line, tensor_names
 from coalmine.report.sentences import ATTACKERS, LEGS, assumptions, meaning, run_sentence, scope_sentence, shorten
 from coalmine.report.stored_run import Run
-from coalmine.report.table_rows import published_row, row_warnings, rung_verdict, shown_rows, top_row
+from coalmine.report.table_rows import published_row, row_warnings, rung_verdict, table_rows, top_row
 from coalmine.result.audit_result import AuditResult
 from coalmine.result.words import Words, format_interval, format_number
 from coalmine.version import __version__
@@ -126,7 +126,7 @@ def _attackers_section(result: AuditResult) -> list[str]:
             format_number(row.paper_lower_bound),
             rung_verdict(result, row.rung),
         ]
-        for row in shown_rows(result)
+        for row in table_rows(result)
     ]
     parts = [_table(heads, rows)]
     folded = folded_line(result)
