@@ -10,6 +10,7 @@ from coalmine.known_faults import likely_faults
 from coalmine.report.table_rows import TableRow, top_row
 from coalmine.result.audit_result import AuditResult
 from coalmine.result.words import IN_STEPS, Words, format_measured, format_number, format_rounds, short_power
+from coalmine.verdict.claim import ADD_OR_REMOVE, REPLACE, ZERO_OUT
 from coalmine.verdict.findings.amplified import AccountedAboveClaim, SamplerAboveClaim
 from coalmine.verdict.findings.finding import Doubt
 from coalmine.verdict.findings.missing import NothingClaimed
@@ -55,6 +56,7 @@ ITEMS = {  # an audited item in words of its own
 }
 KEEP = "Keep this report with the model."
 NOISE = "noise"  # both its level and its distribution
+CHANGED = {ADD_OR_REMOVE: "added or removed", ZERO_OUT: "zeroed out", REPLACE: "replaced"}  # what neighbours differ in
 CLAIM_FIRST = "State the ε before training, for example claim=3.0: without a claim nothing can pass."
 LATE = ", stated after training: nobody can tell whether it was fitted to the result"
 
@@ -86,10 +88,13 @@ def headline(result: AuditResult, subject: str = "the run") -> str:
         return f"NO VERDICT: nothing was claimed for {subject}"
     epsilon = format_number(claim.epsilon, 4)
     terms = f"at δ {short_power(result.settings.delta)} for one client"
+    changed = f", {CHANGED[claim.stated_adjacency]}" if claim.stated_adjacency else ""
+    if verdict.outcome == VIOLATION and claim.stated_adjacency != REPLACE:
+        changed = ""  # nothing is promised, and the line is long
     if verdict.outcome == PASS:
-        return f"PASS: {subject} keeps ε ≤ {epsilon} {terms}"
+        return f"PASS: {subject} keeps ε ≤ {epsilon} {terms}{changed}"
     if verdict.outcome == VIOLATION:
-        return f"VIOLATION: {subject} gives away more than the claimed ε = {epsilon} {terms}"
+        return f"VIOLATION: {subject} gives away more than the claimed ε = {epsilon} {terms}{changed}"
     return f"UNDERPOWERED: nothing refutes ε ≤ {epsilon} {terms}, but nothing confirms it either"
 
 

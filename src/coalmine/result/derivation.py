@@ -76,6 +76,9 @@ def derive_result(
     rungs = _in_order(rung_reader.scores(log.final), unknown)
     run = replace(_run_facts(log, settings, stated, clients), vouched=others_complete, schedule=schedule)
     participations = run.planned if claim is None else claim.participations or run.planned
+    sensitivity = None if claim is None else claim.sensitivity
+    if claim is not None and claim.moved != 1 and participations:
+        sensitivity = claim.moved * math.sqrt(participations)
     verdict: Verdict | None = None
     by_rung: dict[str, Verdict] = {}
     notes: list[str] = [] if why is None else [why]
@@ -85,7 +88,7 @@ def derive_result(
         notes += more
     elif sampled is not None:
         verdict, by_rung, legs, more = judge_sampled(sampled, rungs, gauges, run, log, settings, stated.clip_norms)
-        notes += more
+        notes += more + _replaced(claim, sampled.claim)
     else:
         verdict = judge_unclaimed(rungs, gauges, run)
     alarm = None if alarms is None else alarms.alarm
@@ -121,7 +124,7 @@ def derive_result(
             settings,
             rung=None if verdict is None else verdict.rung,
             participations=participations,
-            sensitivity=None if claim is None else claim.sensitivity,
+            sensitivity=sensitivity,
         ),
         audited=audited_items(
             facts,
@@ -152,6 +155,17 @@ def _with_rows(verdict: Verdict | None, audited: Iterable[AuditedItem], context:
     if verdict is None or context is None or item is None or item.replayed is None:
         return verdict
     return judge_rows(verdict, item.replayed, context)
+
+
+def _replaced(claim: Claim | None, judged: Claim) -> list[str]:
+    """How a replace-one claim is judged that counts sampling."""
+    if claim is None or judged is claim:
+        return []
+    unit = claim.unit or "client"
+    return [
+        f"epsilon {claim.epsilon:.4g} if one {unit} is replaced needs the noise that has epsilon {judged.epsilon:.4g} if "
+        f"one {unit} is added or removed, which is what canaries show: the legs judge that"
+    ]
 
 
 def _without_pass(verdict: Verdict | None, audited: Iterable[AuditedItem]) -> Verdict | None:

@@ -16,14 +16,13 @@ from scipy.optimize import brentq
 from coalmine.argument_checks import delta_array, one_number, short_repr
 from coalmine.estimators.amplification import amplified_epsilon
 from coalmine.estimators.sampling import FixedSize, Poisson, Sampling
-from coalmine.verdict.claim import Claim
+from coalmine.verdict.claim import REPLACE, Claim
 
 ADJACENCY = {
     "ADD_OR_REMOVE_ONE": "add or remove one",
     "REPLACE_SPECIAL": "zero out one",
     "REPLACE_ONE": "replace one",
 }
-REPLACE = "replace one"
 SAME_EPSILON = 0.005  # relative: printed epsilons are rounded
 SPELLINGS = "state the epsilon instead, claim=3.0, or for known rounds claim=Claim.mechanism(10.0)"
 

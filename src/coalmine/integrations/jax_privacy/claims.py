@@ -13,8 +13,8 @@ from coalmine.estimators.mechanism import mechanism_epsilon
 from coalmine.estimators.sampling import Poisson
 from coalmine.integrations.jax_privacy.noise import NoiseMechanism, banded_noise
 from coalmine.integrations.setup import full_claim
-from coalmine.verdict.claim import NOISES, Claim
-from coalmine.verdict.event_claims import ADJACENCY, REPLACE, adjacency_of, as_add_or_remove, claim_of_event, parts_of
+from coalmine.verdict.claim import NOISES, REPLACE, Claim
+from coalmine.verdict.event_claims import ADJACENCY, adjacency_of, claim_of_event, parts_of
 
 UNIT = "row"
 PLAN_RELATION = dp_accounting.NeighboringRelation.REPLACE_SPECIAL  # of a plan's accountant by default
@@ -108,20 +108,6 @@ class EventAccounting:
             unit=UNIT,
             adjacency=adjacency_of(self.relation),
         )
-
-    def replace_one_notes(self, claim: Claim | None, steps: int, delta: float) -> list[str]:
-        """How a replace-one claim was judged, if it was."""
-        accounted = self.accounted(steps, delta)
-        if claim is None or accounted is None or not steps:
-            return []
-        read = claim.read_as(accounted) if claim.bare else claim
-        judged = as_add_or_remove(read, delta)
-        if judged is read:
-            return []
-        return [
-            f"epsilon {read.epsilon:.4g} if one row is replaced needs the noise that has epsilon {judged.epsilon:.4g} if "
-            "one row is added or removed, which is what canaries show: the legs judge that"
-        ]
 
     @property
     def planned(self) -> int | None:

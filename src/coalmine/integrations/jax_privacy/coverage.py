@@ -73,7 +73,7 @@ def notes(audit: Audit, accounting: EventAccounting) -> list[str]:
     if accounting.mechanism.law is not None:
         return ["amplification by sampling is not judged under correlated noise: only a claim for known steps is"]
     if accounting.event_claim(delta) is not None:
-        return accounting.replace_one_notes(audit.claim, audit.last_round, delta)
+        return []
     return [
         "the accountant's epsilon has no verdict: its event does not compose Gaussian noise with the same sampling in "
         "every step, or has no epsilon under this neighboring_relation"

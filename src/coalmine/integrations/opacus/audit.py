@@ -26,9 +26,9 @@ from coalmine.integrations.opacus.steps import AuditedSteps, Step
 from coalmine.integrations.recorder import FinishedRun, Trainer
 from coalmine.result.audit_result import AuditResult
 from coalmine.result.other_rank import ResultOnRank0
-from coalmine.verdict.claim import Claim
+from coalmine.verdict.claim import LONGEST_UNIT, Claim
 from coalmine.verdict.coverage import AuditedItem
-from coalmine.verdict.pipeline_record import LONGEST_UNIT, ROW
+from coalmine.verdict.pipeline_record import ROW
 
 GUESSABLE = 1 << 32  # seeds below this are found by trying them all
 EARLY_STEPS = 10  # after this many steps, weights that have not moved give a warning
@@ -94,6 +94,7 @@ class OpacusAudit(FrameworkAudit):
             self.recorder,
             self.replays,
             scale=options.scale,
+            through_clip=options.through_clip,
             note=self._note_step,
         )
         self.replays.prepare(self.last_round + 1)
@@ -181,17 +182,22 @@ class OpacusAudit(FrameworkAudit):
         """Count a step that is about to be observed, and return values for its line of metrics."""
         self._noise_multipliers.add(step.noise)
         if self._steps.count == 1:
-            self._warn_if_accountant_is_behind()
+            self._compare_with_accountant()
         if self._steps.count == EARLY_STEPS + 1:
             self._warn_if_weights_are_frozen()
         faults = self._faults.note_step(warns=self._ranks.rank == 0)
         return self._accounting.note_step(self.last_round + 1, clip_norm=self._faults.clip_norm) | faults
 
-    def _warn_if_accountant_is_behind(self) -> None:
-        """Warn in the first step after a restart if the accountant does not know the steps before it."""
+    def _compare_with_accountant(self) -> None:
+        """Refuse a log that lacks steps of the accountant, after a restart; warn if the accountant lacks some of the log."""
         counted, before = self._accounting.steps, self.last_round
         if counted is None or not before or counted - 1 == before:
             return
+        if counted - 1 > before:
+            raise RuntimeError(
+                f"the accountant has counted {count_of(counted - 1, 'step')} before this one, but the log ends with step "
+                f"{before}: restart from a checkpoint of step {before} or earlier, or audit a new run in another directory"
+            )
         if isinstance(self._selection, RowSelection) and self._ranks.rank == 0:
             warn(
                 f"this run resumes an audit of {count_of(before, 'step')}, but the accountant has counted "
@@ -308,7 +314,7 @@ class OpacusAudit(FrameworkAudit):
 
 def _settings(optimizer: DPOptimizer, options: CanaryOptions, selection: Selection, ranks: int) -> dict[str, Any]:
     """The settings for config.toml."""
-    canaries: dict[str, Any] = {"through_clip": options.scale is not None}
+    canaries: dict[str, Any] = {"through_clip": "all" if options.through_clip is None else options.through_clip}
     if isinstance(selection, RowSelection):
         canaries["rows"] = selection.picked.count
     privacy = {
