@@ -502,7 +502,7 @@ def frozen(run):
         {"more": {"clipping": "adaptive", "target_unclipped_quantile": 0.5, "clipbound_learning_rate": 0.2,
                   "max_clipbound": 10.0, "min_clipbound": 0.01, "unclipped_num_std": 1.0}},
     ],
-    ids=str,
+    ids=["hooks", "ghost", "memory manager", "through the clip", "loss given", "adaptive"],
 )  # fmt: skip
 def test_training_is_bit_for_bit_the_one_without_replays(settings, tmp_path):
     net = mlp(lambda: nn.Dropout(0.3), RunningMean)

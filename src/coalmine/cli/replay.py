@@ -7,14 +7,13 @@ import click
 from coalmine.cli.exit_codes import VERDICT_CODES
 from coalmine.cli.named_runs import how_to_finish, is_finished, read_result
 from coalmine.cli.options import Command, argument
-from coalmine.cli.output import print_json, print_line
+from coalmine.cli.output import print_line
 from coalmine.verdict.outcome import PASS, UNDERPOWERED, VIOLATION
 
 
 @click.command(cls=Command)
 @argument("directory", type=click.Path(path_type=Path, file_okay=False, exists=True), help="Run directory.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of lines.")
-def replay(directory: Path, as_json: bool) -> int:
+def replay(directory: Path) -> int:
     """Show what one row moved in the steps that were run again without it.
 
     For each replayed step: how many rows were tried, the row that moved the sum furthest, the tensors that it moved, and
@@ -28,9 +27,7 @@ def replay(directory: Path, as_json: bool) -> int:
     result = read_result(directory)
     item = next((item for item in result.audited if item.name == "rows"), None)
     replayed = None if item is None else item.replayed
-    if as_json:
-        print_json(None if replayed is None else replayed.to_dict())
-    elif item is not None:
+    if item is not None:
         print_line(f"rows: {item.status}. {item.detail[0].upper()}{item.detail[1:]}")
         for step in () if replayed is None else replayed.steps:
             for line in str(step).splitlines():
