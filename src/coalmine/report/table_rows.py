@@ -6,7 +6,7 @@ from typing import Literal
 
 from coalmine.evidence.ladder import RUNGS, Scores
 from coalmine.result.audit_result import CONFIDENCE, Adversary, AuditResult, Headline, Row
-from coalmine.result.words import format_interval, format_number
+from coalmine.result.words import format_interval, format_measured, format_number
 from coalmine.verdict.outcome import UNDERPOWERED
 
 KNOWN_NULL = tuple(rung for rung in RUNGS if rung != "all-iterates")  # rungs whose null has a closed form
@@ -208,8 +208,7 @@ def ladder_table(result: AuditResult) -> tuple[list[str], list[list[str]]]:
         [
             f"{row.rung}, pooled" if row.pooled else row.rung,
             "" if row.presentations is None else f"{row.presentations}×",
-            format_number(row.epsilon),
-            format_interval(row.interval),
+            *measured_cells(row),
             *map(format_number, (row.lower_bound, row.floor, row.paper_epsilon, row.paper_lower_bound)),
             rung_verdict(result, row.rung),
         ]
@@ -217,6 +216,13 @@ def ladder_table(result: AuditResult) -> tuple[list[str], list[list[str]]]:
     ]
     judged = any(line[-1] for line in lines)
     return (heads, lines) if judged else (heads[:-1], [line[:-1] for line in lines])
+
+
+def measured_cells(row: TableRow) -> tuple[str, str]:
+    """The estimate and its interval, with the digits that the interval carries."""
+    if row.interval is None:
+        return format_number(row.epsilon), format_interval(None)
+    return format_measured(row.epsilon, row.interval)
 
 
 def row_warnings(result: AuditResult) -> list[str]:
