@@ -24,7 +24,8 @@ from coalmine.audit import Audit
 from coalmine.canaries.array_types import cores
 from coalmine.simulation.client_sums import ClientSums, engine_of
 from coalmine.simulation.cohorts import plan_cohorts
-from coalmine.simulation.config import RunConfig, merged, task_defaults
+from coalmine.simulation.config import RunConfig
+from coalmine.simulation.config_sources import merged, task_defaults
 from coalmine.simulation.distributed.local_ranks import LocalRanks, SharedExamples
 from coalmine.simulation.dp_fedavg import Training
 from coalmine.simulation.engines import ClientSettings, Examples

@@ -21,7 +21,8 @@ import torch
 from benchmarks.rounds_cuda import pictures
 from coalmine.audit import Audit
 from coalmine.simulation.cohorts import plan_cohorts
-from coalmine.simulation.config import RunConfig, merged, task_defaults
+from coalmine.simulation.config import RunConfig
+from coalmine.simulation.config_sources import merged, task_defaults
 from coalmine.simulation.distributed.rank_environment import join_group, place_from
 from coalmine.simulation.distributed.rank_group import RankGroup
 from coalmine.simulation.distributed.rounds import RankSums

@@ -22,7 +22,8 @@ import torch
 from coalmine.audit import Audit
 from coalmine.simulation.batches import Batches, draw_batches
 from coalmine.simulation.cohorts import plan_cohorts
-from coalmine.simulation.config import RunConfig, merged, task_defaults
+from coalmine.simulation.config import RunConfig
+from coalmine.simulation.config_sources import merged, task_defaults
 from coalmine.simulation.dp_fedavg import Training
 from coalmine.simulation.engines import client_engine
 from coalmine.simulation.engines.plain.engine import ClientSettings, Engine, Examples

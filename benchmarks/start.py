@@ -22,7 +22,8 @@ def first_update() -> None:
     from dataclasses import replace
 
     from coalmine.simulation.batches import draw_batches
-    from coalmine.simulation.config import RunConfig, task_defaults
+    from coalmine.simulation.config import RunConfig
+    from coalmine.simulation.config_sources import task_defaults
     from coalmine.simulation.training_run import prepared
 
     config = RunConfig.from_dict(task_defaults("stackexchange"))

@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from coalmine.simulation.config import RunConfig, merged, task_defaults
+from coalmine.simulation.config import RunConfig
+from coalmine.simulation.config_sources import merged, task_defaults
 from coalmine.simulation.training_run import prepared
 
 ROUNDS, MOVED = 5, 1e-8

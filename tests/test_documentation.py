@@ -21,7 +21,8 @@ from reference_pages import with_parts
 
 from coalmine.cli.main import app
 from coalmine.report.sentences import GLOSSARY
-from coalmine.simulation.config import RunConfig, config_with
+from coalmine.simulation.config import RunConfig
+from coalmine.simulation.config_sources import config_with
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"

@@ -23,7 +23,8 @@ from coalmine.cli.run_settings import Setting
 from coalmine.evidence.gauges.gauge import Gauge, all_gauges
 from coalmine.report.sentences import GLOSSARY
 from coalmine.simulation import config
-from coalmine.simulation.config import RunConfig, task_defaults
+from coalmine.simulation.config import RunConfig
+from coalmine.simulation.config_sources import task_defaults
 from coalmine.simulation.tasks import TASKS
 from coalmine.verdict.findings import amplified
 from coalmine.verdict.findings.finding import all_findings

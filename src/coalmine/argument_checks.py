@@ -2,6 +2,7 @@
 
 import math
 import operator
+from collections.abc import Collection
 from typing import Any, SupportsIndex
 
 import numpy as np
@@ -94,6 +95,12 @@ def whole_number(name: str, value: SupportsIndex | float, *, minimum: int) -> in
     if number < minimum:
         raise ValueError(f"{name} must be at least {minimum}, got {number}")
     return number
+
+
+def one_of(name: str, value: object, allowed: Collection[object]) -> None:
+    """Reject a value that is not among the allowed ones."""
+    if value not in allowed:
+        raise ValueError(f"{name} must be one of {', '.join(map(str, allowed))}, got {short_repr(value)}")
 
 
 def same_shape(**arrays: Floats) -> tuple[Floats, ...]:

@@ -1,42 +1,37 @@
 """The audit in a training loop: it makes canaries, observes rounds, and returns a ladder of adversaries."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
 from typing import Any, Concatenate, Literal, NoReturn, ParamSpec, SupportsIndex, TypeVar
 
 from coalmine.argument_checks import one_number, positive_array, whole_number
+from coalmine.audit_arguments import AuditArguments, Seed
 from coalmine.canaries.philox import key_from_seed
 from coalmine.canaries.secret import secret_seed
-from coalmine.canaries.seeds import is_guessable
 from coalmine.estimators.correlated import CorrelatedNoise
 from coalmine.estimators.sampling import Sampling
-from coalmine.evidence.ladder import RUNGS
-from coalmine.log.commitment import Precommitment
 from coalmine.log.rounds_file import RoundLog
 from coalmine.log.run_directory import RunDirectory
 from coalmine.log.shared_log import open_run
 from coalmine.log.single_writer import SingleWriterLock, refuse_copy
 from coalmine.measure.choice import measurer_of
 from coalmine.measure.layout import Layout, check_same
-from coalmine.measure.own_scores import Attack, OwnScores
+from coalmine.measure.own_scores import Attack
 from coalmine.measure.ranks import Ranks, Reduce
-from coalmine.measure.round import Round
 from coalmine.measure.round_facts import RoundFacts, checked_clip_norm, observed_indices
 from coalmine.measure.schedule import CanarySchedule, Indices
-from coalmine.measure.settings import Settings, checked_settings
+from coalmine.measure.settings import checked_settings
 from coalmine.result.audit_result import AuditResult
 from coalmine.result.derivation import derive_result
 from coalmine.result.other_rank import ResultOnRank0
 from coalmine.verdict.alarm import Alarm
 from coalmine.verdict.claim import Claim
-from coalmine.verdict.claim_watch import ClaimWatch, OnViolation, check_on_violation
+from coalmine.verdict.claim_watch import ClaimWatch, OnViolation
 from coalmine.verdict.coverage import AuditedItem
 
 __all__ = ["Audit", "OnViolation", "Seed"]
 
-Seed = SupportsIndex | bytes
 Parameters = ParamSpec("Parameters")
 Returned = TypeVar("Returned")
 
@@ -127,7 +122,7 @@ class Audit:
             noise=noise,
             sampling=sampling,
         )
-        self._begin(_Arguments.checked(settings, seed, scores, directory, claim, on_violation, deferred))
+        self._begin(AuditArguments.checked(settings, seed, scores, directory, claim, on_violation, deferred))
 
     @classmethod
     def for_model(
@@ -180,7 +175,7 @@ class Audit:
         seed = secret_seed(seed)
         ranks = Ranks(reduce)
         layout = Layout.of(parameters, ranks, blocks=blocks, replicated=replicated)
-        checked: list[_Arguments] = []
+        checked: list[AuditArguments] = []
 
         def check() -> None:
             if ranks.several and scores:
@@ -201,7 +196,7 @@ class Audit:
                 processes=layout.processes,
                 shards=layout.shards,
             )
-            checked.append(_Arguments.checked(settings, seed, scores, directory, claim, on_violation, deferred))
+            checked.append(AuditArguments.checked(settings, seed, scores, directory, claim, on_violation, deferred))
 
         ranks.gather(check)  # an argument that one rank rejects stops them all
         arguments = checked[0]
@@ -216,17 +211,13 @@ class Audit:
         audit._begin(arguments, layout, ranks)
         return audit
 
-    def _begin(self, arguments: "_Arguments", layout: Layout | None = None, ranks: Ranks | None = None) -> None:
+    def _begin(self, arguments: AuditArguments, layout: Layout | None = None, ranks: Ranks | None = None) -> None:
         settings, seed = arguments.settings, arguments.seed
         self.settings = settings
         self._ranks = ranks or Ranks(None)
         run = open_run(arguments.directory, seed, settings, arguments.statement, self._ranks)
-        self.directory, self.statement, self.commitment, self._log = (
-            run.directory,
-            run.statement,
-            run.commitment,
-            run.log,
-        )
+        self.directory, self._log = run.directory, run.log
+        self.statement, self.commitment = run.statement, run.commitment
         self._has_layout = layout is not None
         self.measurer = measurer_of(settings, seed, layout, self._ranks)
         self.schedule = CanarySchedule(settings, seed)
@@ -235,7 +226,6 @@ class Audit:
         self._writer = SingleWriterLock("the audit")
         self._deferred, self._closed = arguments.deferred, False
         self.finishes_in: str | None = None  # the framework whose integration finishes this audit
-        self._pending: _Pending | None = None
         self._recall_scores()
         if arguments.on_violation is not None:
             self.watch.start(arguments.on_violation)
@@ -297,7 +287,7 @@ class Audit:
     @property
     def last_round(self) -> int:
         """Number of the last observed round, 0 before the first."""
-        return self._pending.number if self._pending else self._log.state.last
+        return self._log.last_number
 
     @property
     def claim(self) -> Claim | None:
@@ -373,26 +363,26 @@ class Audit:
         if self._deferred and not self.scores:
             item = self.measurer.round_later(model_delta, others, facts, order, copy=copy)
             if item is not None:
-                self._pending = _Pending(facts.number, item)
+                self._log.append_later(facts.number, item)
                 return
         measured = self.measurer.round(model_delta, others, facts, order)
-        self._record(self.scores.added_to(measured, model_delta, self.measurer.canaries, self.settings.total))
+        self._log.append(self.scores.added_to(measured, model_delta, self.measurer.canaries, self.settings.total))
+        self._check_for_alarm()
         self.watch.share(self._ranks)
 
     def _next_number(self, round_number: int) -> int:
         """The number of a round that may be observed now."""
         number = whole_number("round_number", round_number, minimum=1)
-        if number <= self.last_round:
-            raise ValueError(f"rounds must come in order, got round {number} after round {self.last_round}")
+        self._log.check_order(number)
         if self.settings.noise is not None and number > self.settings.noise.rounds:
             raise ValueError(f"the noise was planned for {self.settings.noise.rounds} rounds, got round {number}")
+        self._check_open()
+        self._log.check_unfinished(number)
+        return number
+
+    def _check_open(self) -> None:
         if self._closed:
             raise ValueError("the audit is closed: make a new one to observe more rounds")
-        if self._log.state.finished:
-            raise ValueError(
-                f"the final model was observed before round {number}; call rewind_to with an earlier round first"
-            )
-        return number
 
     def flush(self, *, sync: bool = False) -> None:
         """Record the round that a `deferred` audit is still measuring; its errors are raised now.
@@ -400,26 +390,17 @@ class Audit:
         An invalid round is dropped; one that cannot be written, for example on a full disk, is kept for the next try. With
         `sync` every round is on disk when this returns: call it before you write a checkpoint that relies on it.
         """
-        if self._pending is not None:
+        if self._log.has_pending:
             self._record_pending()
         if sync:
             self._log.sync()
 
     @_one_thread
     def _record_pending(self) -> None:
-        if self._pending is None:
-            return
-        try:
-            item = self._pending.item()
-        except ValueError:
-            self._pending = None
-            raise
-        self._record(item)
-        self._pending = None
+        self._log.append_pending()
+        self._check_for_alarm()
 
-    def _record(self, item: Round) -> None:
-        """Write a round to the log and, if `on_violation` is set, check whether it raises an alarm."""
-        self._log.append(item)
+    def _check_for_alarm(self) -> None:
         if self._log.is_here:
             self.watch.check(self._log.held)
 
@@ -427,8 +408,7 @@ class Audit:
     def observe_final(self, model: Any, *, initial: Any = None) -> None:
         """Record the final model (Algorithm 2) and, for `final-update`, the initial one."""
         self.flush()
-        if self._closed:
-            raise ValueError("the audit is closed: make a new one to observe more rounds")
+        self._check_open()
         if self._log.state.finished:
             raise ValueError("the final model was observed already; call rewind_to to observe another")
         self._log.finish(self.measurer.final(model, initial))
@@ -437,8 +417,7 @@ class Audit:
     def rewind_to(self, round_number: int) -> None:
         """Remove every round after `round_number`, and the final model: for a trainer that resumes from a checkpoint."""
         number = whole_number("round_number", round_number, minimum=0)
-        if self._pending is not None and self._pending.number > number:
-            self._pending = None
+        self._log.drop_pending_after(number)
         self.flush()
         self.watch.forget()
         self.measurer.forget()
@@ -511,57 +490,3 @@ class Audit:
             claim=claim, analytical_epsilon=analytical_epsilon, clients=clients, audited=audited, watched=watched
         )
         return result.written_to(self.directory)
-
-    def finish_with(self, finisher: Callable[..., AuditResult | ResultOnRank0]) -> None:
-        """Let an integration finish the audit: from now on `finish` is this function, with arguments of its own."""
-        setattr(self, "finish", finisher)  # noqa: B010
-
-
-@dataclass(frozen=True)
-class _Arguments:
-    """The arguments of a new audit, all of them checked before its directory is created."""
-
-    settings: Settings
-    seed: Seed
-    scores: OwnScores
-    directory: RunDirectory | Path | str | None
-    claim: Claim | None
-    on_violation: OnViolation | None
-    deferred: bool
-
-    @classmethod
-    def checked(
-        cls,
-        settings: Settings,
-        seed: Seed,
-        scores: Mapping[str, Attack] | None,
-        directory: RunDirectory | Path | str | None,
-        claim: Claim | float | None,
-        on_violation: OnViolation | None,
-        deferred: bool,
-    ) -> "_Arguments":
-        attacks = OwnScores(scores, reserved=RUNGS)
-        check_on_violation(on_violation, claim)
-        promised = Claim.of(claim)
-        if promised is not None:
-            promised.check_delta(settings.delta)
-        return cls(settings, seed, attacks, directory, promised, on_violation, deferred)
-
-    @property
-    def stated_claim(self) -> dict[str, Any] | None:
-        """The claim as the log has it."""
-        return None if self.claim is None else self.claim.to_dict()
-
-    @property
-    def statement(self) -> Precommitment:
-        """What the audit commits to besides its settings, unless its directory holds an earlier statement."""
-        guessable = is_guessable(self.seed)
-        return Precommitment(claim=self.stated_claim, demonstration=guessable, watched=self.on_violation is not None)
-
-
-@dataclass(frozen=True)
-class _Pending:
-    """A round that is being measured: its number, and a function that waits for its record."""
-
-    number: int
-    item: Callable[[], Round]

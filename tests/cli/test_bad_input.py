@@ -201,7 +201,7 @@ def test_commands_work_for_a_user_without_a_home(tmp_path):
 
 def test_a_relative_seed_file_is_resolved_from_its_config(tmp_path, monkeypatch):
     pytest.importorskip("torch")
-    from coalmine.simulation.config import read_config
+    from coalmine.simulation.config_sources import read_config
 
     (tmp_path / "configs").mkdir()
     path = tmp_path / "configs" / "run.toml"

@@ -17,7 +17,8 @@ from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping, 
 from coalmine import Audit  # noqa: E402
 from coalmine.integrations.flower import audited  # noqa: E402
 from coalmine.simulation.batches import draw_batches  # noqa: E402
-from coalmine.simulation.config import RunConfig, merged, task_defaults  # noqa: E402
+from coalmine.simulation.config import RunConfig  # noqa: E402
+from coalmine.simulation.config_sources import merged, task_defaults  # noqa: E402
 from coalmine.simulation.randomness import numpy_stream  # noqa: E402
 from coalmine.simulation.training_run import prepared  # noqa: E402
 

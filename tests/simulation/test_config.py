@@ -6,7 +6,8 @@ from decimal import Decimal
 import pytest
 import tomli_w
 
-from coalmine.simulation.config import CanarySettings, EngineSettings, RunConfig, merged, task_defaults
+from coalmine.simulation.config import CanarySettings, EngineSettings, RunConfig
+from coalmine.simulation.config_sources import merged, task_defaults
 from coalmine.simulation.tasks import TASKS
 
 

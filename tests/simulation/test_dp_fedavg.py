@@ -16,7 +16,8 @@ from coalmine import mechanism_epsilon
 from coalmine.simulation import RunConfig, Steps, simulate
 from coalmine.simulation.batches import draw_batches
 from coalmine.simulation.clipping import clip_factors
-from coalmine.simulation.config import CanarySettings, merged, task_defaults
+from coalmine.simulation.config import CanarySettings
+from coalmine.simulation.config_sources import merged, task_defaults
 from coalmine.simulation.dp_fedavg import Training
 from coalmine.simulation.engines import client_engine
 from coalmine.simulation.noise_addition import gaussian_noise

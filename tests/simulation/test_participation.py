@@ -3,7 +3,8 @@ import pytest
 
 from coalmine.simulation import participation as participation_module
 from coalmine.simulation.cohorts import plan_cohorts
-from coalmine.simulation.config import RunConfig, merged
+from coalmine.simulation.config import RunConfig
+from coalmine.simulation.config_sources import merged
 from coalmine.simulation.participation import (
     FixedSizeCohorts,
     LimitedCheckIns,

@@ -22,7 +22,8 @@ from coalmine.measure.torch_group import LostRankError
 from coalmine.simulation import RunConfig
 from coalmine.simulation.client_sums import divide_clients
 from coalmine.simulation.cohorts import plan_cohorts
-from coalmine.simulation.config import EngineSettings, merged, task_defaults
+from coalmine.simulation.config import EngineSettings
+from coalmine.simulation.config_sources import merged, task_defaults
 from coalmine.simulation.distributed import rank_environment, rank_group
 from coalmine.simulation.distributed.local_ranks import LocalRanks, SharedExamples
 from coalmine.simulation.distributed.rank_environment import first_node, join_group, place_from

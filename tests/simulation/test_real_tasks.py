@@ -12,7 +12,8 @@ from formats import tff_hdf5
 
 from coalmine.simulation import Steps, load_task, simulate
 from coalmine.simulation.batches import draw_batches
-from coalmine.simulation.config import CanarySettings, EngineSettings, RunConfig, TaskSettings, task_defaults
+from coalmine.simulation.config import CanarySettings, EngineSettings, RunConfig, TaskSettings
+from coalmine.simulation.config_sources import task_defaults
 from coalmine.simulation.population import Consecutive
 from coalmine.simulation.tasks import tff_files
 from coalmine.simulation.tasks.tff_files import order_of_test_clients, select_test_examples

@@ -8,7 +8,7 @@ import pytest
 from coalmine import FixedSize, Poisson, Shuffled, amplified_epsilon, mechanism_epsilon
 from coalmine.simulation import RunConfig, simulate
 from coalmine.simulation.cohorts import Cohort, plan_cohorts, sampling_of
-from coalmine.simulation.config import merged, task_defaults
+from coalmine.simulation.config_sources import merged, task_defaults
 from coalmine.simulation.training_run import prepared
 
 CHEAP = {"task": {"max_examples_per_client": 4}, "privacy": {"noise_multiplier": 1.0}}

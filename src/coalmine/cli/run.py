@@ -224,7 +224,7 @@ def _new_config(
     context: click.Context, config_file: Path | None, assignments: Sequence[str], options: dict[str, Any]
 ) -> "RunConfig":
     """The config of a new run; without options it is the built-in one."""
-    from coalmine.simulation.config import config_with
+    from coalmine.simulation.config_sources import config_with
 
     changes = changes_of(options, context.command.params, assignments)
     if not changes and config_file is None:

@@ -88,7 +88,7 @@ def _assign(changes: dict[str, Any], key: str, value: Any) -> None:
 
 def _assignment(text: str) -> tuple[str, Any]:
     """The key and its value, which is TOML, or a text without quotation marks."""
-    from coalmine.simulation.config import PATHS
+    from coalmine.simulation.config_sources import PATHS
 
     key, sign, word = text.partition("=")
     parts = key.strip().split(".")
@@ -109,11 +109,11 @@ def _assignment(text: str) -> tuple[str, Any]:
 def _from_config(key: str, choices: str) -> tuple[Sequence[str], str]:
     """The choices and the default of a key; nothing without the packages of the simulation."""
     try:
-        from coalmine.simulation import config
+        from coalmine.simulation import config, config_sources
     except ImportError:
         return (), ""
     section, _, name = key.rpartition(".")
-    defaults: dict[str, Any] = config.task_defaults("digits")
+    defaults: dict[str, Any] = config_sources.task_defaults("digits")
     if section:
         defaults = config.RunConfig().to_dict()[section] | defaults[section]
     value = defaults.get(name)

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import betaincinv, log_ndtr
 
-from coalmine.argument_checks import Floats, finite_array, unit_interval, whole_number
+from coalmine.argument_checks import Floats, finite_array, one_of, unit_interval, whole_number
 from coalmine.estimators.best_threshold import Counts, best_threshold
 from coalmine.estimators.gaussians import Gaussian
 from coalmine.estimators.local_level import local_level, order_statistic_bounds
@@ -167,8 +167,7 @@ def _bound(observed: Floats, null: Null, delta: float, confidence: float, method
 def _checked_levels(delta: float, confidence: float, method: str, *, two_samples: bool) -> tuple[float, float]:
     """delta, and the failing probability of one rate."""
     delta, failing = unit_interval("delta", delta), 1 - unit_interval("confidence", confidence)
-    if method not in METHODS:
-        raise ValueError(f"method must be one of {', '.join(METHODS)}, got {method!r}")
+    one_of("method", method, METHODS)
     return delta, one_of_two(failing) if two_samples and method != "paper" else failing
 
 

@@ -7,7 +7,7 @@ from typing import Any, get_args
 import numpy as np
 import numpy.typing as npt
 
-from coalmine.argument_checks import Floats, one_number, unit_interval
+from coalmine.argument_checks import Floats, one_number, one_of, unit_interval
 from coalmine.estimators.bounds import Null, is_law, lower_bound_ceiling, score_array
 from coalmine.estimators.intervals import Floor, Interval, epsilon_interval, known_std_interval, noise_floor
 from coalmine.estimators.normality import AndersonDarling, anderson_darling
@@ -96,8 +96,7 @@ def epsilon_estimate(
     'null'
     """
     scores, delta = score_array("observed", observed), unit_interval("delta", delta)
-    if variance not in get_args(Variance):
-        raise ValueError(f"variance must be one of {', '.join(get_args(Variance))}, got {variance!r}")
+    one_of("variance", variance, get_args(Variance))
     _check_dof(null_dof)
     null_mean, null_std, sample = _fitted_null(null, scores.size, null_dof)
     raw_mean, raw_std = _fit("observed", scores)

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from coalmine.argument_checks import one_number, short_repr, whole_number
+from coalmine.argument_checks import one_number, one_of, short_repr, whole_number
 
 Strengths = tuple[tuple[float, int], ...]  # reference noise over the noise of a round, and the number of such rounds
 NO_SCHEDULE: Strengths = ()  # every round has the reference noise
@@ -165,8 +165,7 @@ def sampling_from_dict(values: Mapping[str, Any]) -> Sampling:
     """The inverse of `sampling_to_dict`; ValueError for anything else."""
     settings = msgspec.convert(values, dict[str, Any])
     name = settings.pop("scheme", None)
-    if name not in SCHEMES:
-        raise ValueError(f"scheme must be one of {', '.join(SCHEMES)}, got {short_repr(name)}")
+    one_of("scheme", name, SCHEMES)
     kind = SCHEMES[name]
     unknown = sorted(settings.keys() - {part.name for part in fields(kind) if part.name != "strengths"})
     if unknown:

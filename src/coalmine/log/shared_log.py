@@ -1,5 +1,6 @@
 """The log of an audit of several processes: rank 0 holds it, the others know how far it is."""
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, SupportsIndex
@@ -26,10 +27,14 @@ class LogState:
 
 
 class SharedLog:
-    """The log on rank 0, and its state on the others. Every rank calls the same methods with the same records."""
+    """The log on rank 0, and its state on the others. Every rank calls the same methods with the same records.
+
+    The last round may be pending: it is still being measured, and recorded later.
+    """
 
     def __init__(self, held: RoundLog | None, state: LogState, ranks: Ranks) -> None:
         self._held, self._state, self._ranks = held, state, ranks
+        self._pending: tuple[int, Callable[[], Round]] | None = None  # its number, and a function that waits for it
 
     @property
     def held(self) -> RoundLog:
@@ -49,6 +54,48 @@ class SharedLog:
     def state(self) -> LogState:
         """How far the log is, on any rank."""
         return self._state if self._held is None else LogState.of(self._held)
+
+    @property
+    def has_pending(self) -> bool:
+        return self._pending is not None
+
+    @property
+    def last_number(self) -> int:
+        """Number of the last round, a pending one included; 0 before the first."""
+        return self.state.last if self._pending is None else self._pending[0]
+
+    def check_order(self, number: int) -> None:
+        """Reject a round that does not come after all others."""
+        if number <= self.last_number:
+            raise ValueError(f"rounds must come in order, got round {number} after round {self.last_number}")
+
+    def check_unfinished(self, number: int) -> None:
+        """Reject a round after the final model."""
+        if self.state.finished:
+            raise ValueError(
+                f"the final model was observed before round {number}; call rewind_to with an earlier round first"
+            )
+
+    def append_later(self, number: int, item: Callable[[], Round]) -> None:
+        """Let a round be pending: `item` waits for its measurement."""
+        self._pending = (number, item)
+
+    def append_pending(self) -> None:
+        """Record the pending round. An invalid one is dropped; one that cannot be written is kept for the next try."""
+        if self._pending is None:
+            return
+        try:
+            item = self._pending[1]()
+        except ValueError:
+            self._pending = None
+            raise
+        self.append(item)
+        self._pending = None
+
+    def drop_pending_after(self, number: int) -> None:
+        """Forget a pending round that comes after `number`."""
+        if self._pending is not None and self._pending[0] > number:
+            self._pending = None
 
     def append(self, item: Round) -> None:
         """Record a round."""

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from coalmine.argument_checks import one_of
 from coalmine.report import plots, svg
 from coalmine.report.brief import answers, brief, headline
 from coalmine.report.details import details
@@ -48,8 +49,7 @@ def draw(result: AuditResult, kind: str = "ladder", ax: Any = None) -> Any:
     except ImportError as error:
         raise ImportError("plots need: pip install 'coalmine[report]'") from error
     kinds: dict[str, Callable[..., Any]] = {"ladder": plots.ladder, "curve": curve}
-    if kind not in kinds:
-        raise ValueError(f"kind must be one of {', '.join(kinds)}, got {kind!r}")
+    one_of("kind", kind, kinds)
     if ax is None:
         _, ax = pyplot.subplots(figsize=INCHES, layout="constrained")
     kinds[kind](ax, result).legend()

@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-import tomllib
 import types
 import typing
 from collections.abc import Mapping
@@ -13,10 +12,17 @@ from typing import Any, cast
 
 import torch
 
-from coalmine.argument_checks import delta_array, nonnegative_array, one_number, short_repr, unit_interval, whole_number
+from coalmine.argument_checks import (
+    delta_array,
+    nonnegative_array,
+    one_number,
+    one_of,
+    short_repr,
+    unit_interval,
+    whole_number,
+)
 from coalmine.estimators.correlated import CorrelatedNoise
 from coalmine.evidence.cohort_sampling import SAMPLED
-from coalmine.log.files import read_regular
 from coalmine.log.seed_file import DEMO_SEED, read_seed
 from coalmine.measure.settings import MOST_ROUNDS
 from coalmine.simulation.clipping import CLIPPINGS, AdaptiveClipping, Clipping, FixedClipping
@@ -27,8 +33,6 @@ from coalmine.simulation.server_optimizer import ServerSettings
 from coalmine.simulation.tasks import TASKS
 
 LEVELS = ("client", "example")
-PATHS = (("canaries", "seed_file"), ("participation", "rounds_file"), ("task", "data_dir"))
-LARGEST_CONFIG = 1 << 20  # bytes
 PATTERNS = ("spread", "clients", "replace")
 DIVISORS = ("actual", "expected")
 FEWEST_CANARIES = 10
@@ -49,8 +53,8 @@ class TaskSettings:
     data_dir: str | None = None
 
     def __post_init__(self) -> None:
-        _one_of("task.name", self.name, TASKS)
-        _one_of("task.level", self.level, LEVELS)
+        one_of("task.name", self.name, TASKS)
+        one_of("task.level", self.level, LEVELS)
         if self.clients is not None:
             if whole_number("task.clients", self.clients, minimum=1) > MOST_CLIENTS:
                 raise ValueError(f"task.clients must be at most {MOST_CLIENTS:,}, got {short_repr(self.clients)}")
@@ -72,7 +76,7 @@ class ParticipationSettings:
     rounds_file: str | None = None  # for kind "file"
 
     def __post_init__(self) -> None:
-        _one_of("participation.kind", self.kind, PARTICIPATIONS)
+        one_of("participation.kind", self.kind, PARTICIPATIONS)
         whole_number("participation.clients_per_round", self.clients_per_round, minimum=1)
         whole_number("participation.separation", self.separation, minimum=1)
         if (self.kind == "file") != (self.rounds_file is not None):
@@ -104,7 +108,7 @@ class PrivacySettings:
 
     def __post_init__(self) -> None:
         nonnegative_array("privacy.noise_multiplier", one_number("privacy.noise_multiplier", self.noise_multiplier))
-        _one_of("privacy.noise", self.noise, NOISES)
+        one_of("privacy.noise", self.noise, NOISES)
         if (self.noise == "banded") != (self.bands is not None):
             raise ValueError("privacy.bands must be given with noise banded, and only then")
         if self.restart is not None and self.noise != "tree":
@@ -113,7 +117,7 @@ class PrivacySettings:
             if getattr(self, name) is not None:
                 whole_number(f"privacy.{name}", getattr(self, name), minimum=1)
         delta_array(one_number("privacy.delta", self.delta))
-        _one_of("privacy.clipping", self.clipping, CLIPPINGS)
+        one_of("privacy.clipping", self.clipping, CLIPPINGS)
         if not 0 < one_number("privacy.clip_norm", self.clip_norm) <= LARGEST_CLIP:
             raise ValueError(f"privacy.clip_norm must be above 0 and at most {LARGEST_CLIP:g}, got {self.clip_norm}")
         unit_interval("privacy.quantile", self.quantile)
@@ -121,7 +125,7 @@ class PrivacySettings:
         if self.count_noise is not None:
             nonnegative_array("privacy.count_noise", one_number("privacy.count_noise", self.count_noise))
         if self.divide_by is not None:
-            _one_of("privacy.divide_by", self.divide_by, DIVISORS)
+            one_of("privacy.divide_by", self.divide_by, DIVISORS)
 
     def clipping_of(self, participants: float) -> Clipping:
         """The clipping for rounds with this many participants."""
@@ -148,9 +152,9 @@ class CanarySettings:
     seed_file: str | None = None
 
     def __post_init__(self) -> None:
-        _one_of("canaries.pattern", self.pattern, PATTERNS)
+        one_of("canaries.pattern", self.pattern, PATTERNS)
         self._set_count_or_fraction()
-        _one_of("canaries.kind", self.kind, ("rotated", "sphere"))
+        one_of("canaries.kind", self.kind, ("rotated", "sphere"))
         if not one_number("canaries.scale", self.scale) >= 1:
             raise ValueError(
                 f"canaries.scale must be at least 1, got {self.scale}: a canary sends its clip norm or more"
@@ -256,12 +260,12 @@ class EngineSettings:
     precision: str = "auto"
 
     def __post_init__(self) -> None:
-        _one_of("engine.name", self.name, ENGINES)
+        one_of("engine.name", self.name, ENGINES)
         if whole_number("engine.jobs", self.jobs, minimum=0) > MOST_WORKERS:
             raise ValueError(f"engine.jobs (--workers) must be at most {MOST_WORKERS:,}, got {short_repr(self.jobs)}")
         if whole_number("engine.threads", self.threads, minimum=0) > MOST_THREADS:
             raise ValueError(f"engine.threads must be at most {MOST_THREADS:,}, got {self.threads:,}")
-        _one_of("engine.precision", self.precision, PRECISIONS)
+        one_of("engine.precision", self.precision, PRECISIONS)
         if self.memory_limit is not None and not one_number("engine.memory_limit", self.memory_limit) > 0:
             raise ValueError(f"engine.memory_limit must be above 0, got {self.memory_limit}")
 
@@ -383,125 +387,6 @@ class RunConfig:
         return read_seed(Path(self.canaries.seed_file))
 
 
-def task_defaults(name: str, level: str = "client") -> dict[str, Any]:
-    """The default config of a task, as plain values."""
-    _one_of("task.name", name, TASKS)
-    _one_of("task.level", level, LEVELS)
-    changes: dict[str, Any] = {"task": {"name": name, "level": level}}
-    if level == "example":
-        changes |= _EXAMPLE_LEVEL
-    elif name in _TASK_DEFAULTS:
-        changes |= _TASK_DEFAULTS[name]
-    defaults = merged(RunConfig().to_dict(), changes)
-    del defaults["canaries"]["count"]  # otherwise a config with a fraction would have both
-    return defaults
-
-
-# The paper's runs (Section 5): EMNIST for five epochs of its writers, 34 a round; Stack Overflow for one epoch of its users,
-# 167 a round; noise 0.16 and 0.2317 are the smallest and the largest of its tables. MNIST by writer trains as EMNIST does,
-# Stack Exchange and Shakespeare as Stack Overflow does, for five epochs.
-_WORDS: dict[str, Any] = {
-    "client": {"learning_rate": 1.0, "epochs": 1},
-    "server": {"learning_rate": 0.56, "momentum": 0.9},
-    "privacy": {"noise_multiplier": 0.2317, "clipping": "adaptive", "clip_norm": 0.1},
-}
-_CHARACTERS: dict[str, Any] = {
-    "participation": {"clients_per_round": 34},
-    "client": {"learning_rate": 0.031, "epochs": 1},
-    "server": {"momentum": 0.9},
-    "privacy": {"noise_multiplier": 0.16, "clipping": "adaptive", "clip_norm": 0.1},
-}
-_TASK_DEFAULTS: dict[str, dict[str, Any]] = {
-    "mnist-by-writer": {"rounds": 80} | _CHARACTERS,
-    "emnist": {"rounds": 500} | _CHARACTERS,
-    "emnist-digits": {"rounds": 500} | _CHARACTERS,
-    "stackoverflow": {"rounds": 2048, "participation": {"clients_per_round": 167}} | _WORDS,
-    "stackexchange": {"rounds": 155, "participation": {"clients_per_round": 167}} | _WORDS,
-    "shakespeare": {"rounds": 115, "participation": {"clients_per_round": 50}} | _WORDS,
-    "fashion-mnist": {"participation": {"clients_per_round": 60}, "client": {"learning_rate": 0.05, "epochs": 1}},
-}
-_EXAMPLE_LEVEL: dict[str, Any] = {
-    "participation": {"kind": "poisson", "clients_per_round": 250},
-    "server": {"learning_rate": 0.5},
-}
-
-
-# Settings that exclude each other, as (section, key): setting the first drops the others from a config file or the defaults.
-CONFLICTS = {
-    ("claim", "epsilon"): [("claim", "analytical"), ("claim", "accountant")],
-    ("claim", "analytical"): [("claim", "epsilon"), ("claim", "accountant"), ("claim", "amplified")],
-    ("claim", "accountant"): [("claim", "epsilon"), ("claim", "analytical"), ("claim", "amplified")],
-    ("canaries", "count"): [("canaries", "replace_fraction")],
-    ("canaries", "replace_fraction"): [("canaries", "count")],
-    ("participation", "kind"): [("participation", "rounds_file"), ("participation", "separation")],
-    ("server", "optimizer"): [("server", "momentum")],
-    ("privacy", "noise"): [("privacy", "bands"), ("privacy", "restart")],
-}
-
-
-def config_with(settings: Mapping[str, Any], path: Path | None = None) -> RunConfig:
-    """The config with these settings; the TOML file at `path` and the task's defaults fill in the others."""
-    changes = merged(_without_conflicts(read_config(path) if path else {}, settings), settings)
-    return RunConfig.from_dict(merged(_without_conflicts(defaults_of(changes), changes), changes))
-
-
-def defaults_of(changes: Mapping[str, Any]) -> dict[str, Any]:
-    """The default config of the task that `changes` name.
-
-    A claim that relies on sampling needs canaries that are sampled like clients, so the default pattern is then "clients".
-    """
-    task, claim, canaries = (
-        part if isinstance(part := changes.get(name, {}), Mapping) else {}  # RunConfig.from_dict rejects others
-        for name in ("task", "claim", "canaries")
-    )
-    defaults = task_defaults(task.get("name", "digits"), task.get("level", "client"))
-    sampled = claim.get("accountant") is True or claim.get("amplified") is True
-    if sampled and not {"pattern", "presentations", "replace_fraction"} & canaries.keys():
-        defaults = merged(defaults, {"canaries": {"pattern": "clients"}})
-    return defaults
-
-
-def _without_conflicts(values: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
-    """`values` without the settings that conflict with `new` ones; a setting that repeats `values` drops none."""
-    kept = {name: dict(part) if isinstance(part, dict) else part for name, part in values.items()}
-
-    def lookup(setting: tuple[str, str], source: Mapping[str, Any]) -> Any:
-        section = source.get(setting[0])
-        return section.get(setting[1]) if isinstance(section, dict) else None
-
-    for setting, conflicts in CONFLICTS.items():
-        if lookup(setting, new) not in (None, lookup(setting, values)):
-            for section, key in conflicts:
-                if isinstance(kept.get(section), dict):
-                    kept[section].pop(key, None)
-    return kept
-
-
-def merged(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """`values` updated with `changes`, section by section."""
-    result = dict(values)
-    for name, change in changes.items():
-        old = result.get(name)
-        result[name] = merged(old, change) if isinstance(change, Mapping) and isinstance(old, Mapping) else change
-    return result
-
-
-def read_config(path: Path) -> dict[str, Any]:
-    """The content of a TOML file; RunConfig.from_dict validates it. Paths in it are relative to the file's folder."""
-    content = read_regular(path, most=LARGEST_CONFIG)
-    try:
-        values = tomllib.loads(content.decode())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is not TOML: {error}") from None
-    except RecursionError:
-        raise ValueError(f"{path} is nested too deeply to be a config") from None
-    for section, name in PATHS:
-        part = values.get(section)
-        if isinstance(part, dict) and isinstance(part.get(name), str):
-            part[name] = str(path.absolute().parent / part[name])
-    return values
-
-
 def _to_plain(value: Any) -> Any:
     if dataclasses.is_dataclass(value):
         pairs = ((part.name, getattr(value, part.name)) for part in dataclasses.fields(value))
@@ -533,8 +418,3 @@ def _convert(kind: Any, value: Any, name: str) -> Any:
         expected = " or ".join(option.__name__ for option in options if option is not types.NoneType)
         raise ValueError(f"{name} must be {expected}, got {short_repr(value)}")
     return value
-
-
-def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {short_repr(value)}")

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from coalmine.argument_checks import one_number
+from coalmine.argument_checks import one_number, one_of
 
 OPTIMIZERS = ("sgd", "adam")
 State = dict[str, Tensor]
@@ -23,8 +23,7 @@ class ServerSettings:
     epsilon: float = 1e-3
 
     def __post_init__(self) -> None:
-        if self.optimizer not in OPTIMIZERS:
-            raise ValueError(f"server.optimizer must be one of {', '.join(OPTIMIZERS)}, got {self.optimizer!r}")
+        one_of("server.optimizer", self.optimizer, OPTIMIZERS)
         if not one_number("server.learning_rate", self.learning_rate) > 0:
             raise ValueError(f"server.learning_rate must be above 0, got {self.learning_rate}")
         for name in ("momentum", "beta1", "beta2"):

@@ -29,7 +29,8 @@ from coalmine.argument_checks import short_repr, whole_number
 from coalmine.canaries.array_types import cores
 from coalmine.log.files import write_atomically
 from coalmine.log.run_directory import RunDirectory
-from coalmine.simulation.config import RunConfig, defaults_of, merged, read_config
+from coalmine.simulation.config import RunConfig
+from coalmine.simulation.config_sources import defaults_of, merged, read_config
 from coalmine.simulation.training_run import Progress, check_plans, resume, start
 
 log = logging.getLogger("coalmine")

@@ -4,7 +4,7 @@ import io
 import json
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,19 +13,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from coalmine.audit import Audit
 from coalmine.canaries.array_types import cores
 from coalmine.estimators.sampling import Shuffled
-from coalmine.log.commitment import Precommitment
-from coalmine.log.files import json_ready, remove_drafts, write_atomically
-from coalmine.log.result_file import PIPELINE_ITEMS
+from coalmine.log.files import remove_drafts, write_atomically
 from coalmine.log.run_directory import RunDirectory
 from coalmine.measure.schedule import CanarySchedule
 from coalmine.measure.settings import checked_settings
 from coalmine.measure.torch_group import LostRankError
-from coalmine.measure.vectors import NotFiniteError, model_sha256
+from coalmine.measure.vectors import NotFiniteError
 from coalmine.result.audit_result import AuditResult
-from coalmine.result.trainer_section import TrainerSection
 from coalmine.simulation.client_sums import ClientSums, engine_of
 from coalmine.simulation.cohorts import Cohorts, plan_cohorts, sampling_of
 from coalmine.simulation.config import RunConfig, TaskSettings
@@ -36,10 +32,9 @@ from coalmine.simulation.dp_fedavg import RoundReport, Steps, Training, Training
 from coalmine.simulation.engines import trains_one_by_one
 from coalmine.simulation.participation import rounds_digest
 from coalmine.simulation.planned_privacy import PlannedPrivacy
-from coalmine.simulation.randomness import torch_stream
+from coalmine.simulation.run_audit import audit_of_run, audit_settings, result_of_run
 from coalmine.simulation.tasks import Task, load_task
 from coalmine.simulation.training_checkpoint import load_checkpoint, save_checkpoint
-from coalmine.verdict.coverage import AuditedItem
 from coalmine.verification import INITIAL
 
 log = logging.getLogger(__name__)
@@ -131,7 +126,7 @@ def simulate(config: RunConfig, *, steps: Steps | None = None) -> AuditResult:
             if must_stop():
                 break
         training.audit.observe_final(state.model_vector, initial=training.initial_vector())
-        return _result(training, training.evaluate(state) if accuracy is None else accuracy)
+        return result_of_run(training, training.evaluate(state) if accuracy is None else accuracy)
 
 
 def _with_workers(
@@ -210,7 +205,7 @@ def _train_in_directory(
             training.audit.observe_final(state.model_vector, initial=training.initial_vector())
         _save_model(home.path / "model.npy", state.model_vector)
         accuracy = _accuracy_after(state.round_number, home)
-        result = _result(training, training.evaluate(state) if accuracy is None else accuracy).written_to(home)
+        result = result_of_run(training, training.evaluate(state) if accuracy is None else accuracy).written_to(home)
         log.info("digest of the log (record it elsewhere now): %s", result.log_digest)
         return result
 
@@ -325,7 +320,7 @@ def prepared(
     task = task.to(config.engine.device)
     planned = planned or plan(config, task)
     config, cohorts = planned.config, planned.cohorts
-    audit = _audit(planned, task, home)
+    audit = audit_of_run(planned, task, home)
     _warn_of_many_canaries(config, cohorts)
     engine = engine_of(config, task.model, task.train)
     threads = torch.get_num_threads()
@@ -365,74 +360,12 @@ def plan(config: RunConfig, task: Task) -> PlannedPrivacy:
     population = len(population_of(config, task))
     config = replace(config, canaries=config.canaries.with_count(population))
     schedule = CanarySchedule(
-        checked_settings(task.model.dim, momentum=0.0, **_audit_settings(config, task)), config.canary_seed()
+        checked_settings(task.model.dim, momentum=0.0, **audit_settings(config, task)), config.canary_seed()
     )
     cohorts = plan_cohorts(config, population, schedule.in_round)
     config.privacy.clipping_of(cohorts.expected_size)  # validate now
     _check_epochs(config, population)
     return PlannedPrivacy(config, cohorts, population)
-
-
-def _audit_settings(config: RunConfig, task: Task) -> dict[str, Any]:
-    """The settings of the run's audit."""
-    canaries = config.canaries
-    return {
-        "canaries": canaries.count,
-        "unobserved": canaries.unobserved,
-        "delta": config.privacy.delta,
-        "kind": canaries.kind,
-        "rounds": config.rounds if canaries.pattern == "spread" else None,
-        "presentations": canaries.presentations,
-        "layers": task.model.sizes,
-        "noise": config.noise_law(),
-    }
-
-
-def _audit(planned: PlannedPrivacy, task: Task, home: RunDirectory | None) -> Audit:
-    """The audit of the run, which commits to its plan if it has a directory."""
-    config, settings = planned.config, _audit_settings(planned.config, task)
-    seed = config.canary_seed()
-    if home is not None and not home.has_record:  # a resumed run keeps what it committed to, whatever is computed here
-        home.commit(seed, checked_settings(task.model.dim, momentum=0.0, **settings), _statement(planned, task))
-    deferred = not task.model.layers  # small models finish before a thread would start
-    return Audit(task.model.dim, seed=seed, directory=home, deferred=deferred, **settings)
-
-
-def _statement(planned: PlannedPrivacy, task: Task) -> Precommitment:
-    """The statement that the run commits to before round 1: all that follows from its config."""
-    initial = task.model.initial(torch_stream(planned.config.seed, "initial model"))
-    return Precommitment(
-        claim=None if planned.claim is None else json_ready(planned.claim.to_dict()),
-        watched=planned.config.claim.stop_on_violation,
-        initial_sha256=model_sha256(initial.cpu().numpy()),
-        facts=json_ready(
-            {"analytical_epsilon": float(planned.analytical), **planned.section(_title(task, planned.config)).to_dict()}
-            | {PIPELINE_ITEMS: {item.name: item.to_dict() for item in planned.audited_items()}}
-        ),
-    )
-
-
-def _section(training: Training) -> TrainerSection:
-    """The trainer's section as it was known before round 1: what the audit committed to, if it did."""
-    known = training.planned.section(_title(training.task, training.config)).to_dict()
-    return TrainerSection.from_dict({**known, **{name: value for name, value in _committed(training) if name in known}})
-
-
-def _committed(training: Training) -> Iterable[tuple[str, Any]]:
-    return training.audit.statement.facts.items()
-
-
-def _audited_items(training: Training) -> list[AuditedItem]:
-    """The pipeline's own items: those that the audit committed to, if it did."""
-    committed = training.audit.statement.facts.get(PIPELINE_ITEMS)
-    if committed is None:
-        return training.planned.audited_items()
-    return [AuditedItem(name, **item) for name, item in committed.items()]
-
-
-def _title(task: Task, config: RunConfig) -> str:
-    """The name of the data in results."""
-    return task.title or config.task.name
 
 
 def _check_epochs(config: RunConfig, population: int) -> None:
@@ -462,19 +395,6 @@ def _warn_of_many_canaries(config: RunConfig, cohorts: Cohorts) -> None:
             100 * share,
             "grow" if always_above else "shrink",
         )
-
-
-def _result(training: Training, accuracy: float) -> AuditResult:
-    result = training.audit.result(
-        claim=training.planned.claim,
-        analytical_epsilon=float(training.planned.analytical),
-        audited=_audited_items(training),
-        watched=training.config.claim.stop_on_violation,
-    )
-    section = _section(training)
-    notes = (*section.notes, training.steps.note) if training.steps.note else section.notes
-    section = replace(section, accuracy=accuracy, engine=training.description, notes=notes)
-    return replace(result, trainer=section)
 
 
 @contextmanager

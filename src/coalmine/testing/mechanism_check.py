@@ -4,6 +4,7 @@ Every client of a call is a canary. The canaries are orthogonal, so one release 
 attacker who knows all other updates sees it. Scores need no unit: the canaries' norm distinguishes a sum from a mean.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -15,6 +16,7 @@ from coalmine.audit import Seed
 from coalmine.canaries.secret import secret_seed
 from coalmine.canaries.seeds import seed_bytes
 from coalmine.estimators.correlated import CorrelatedNoise
+from coalmine.estimators.mechanism import mechanism_epsilon, mechanism_noise
 from coalmine.result.audit_result import AuditResult
 from coalmine.result.trainer_section import FunctionCheck, TrainerSection
 from coalmine.testing.call_plan import (
@@ -299,7 +301,7 @@ def _compared(
     repeat, rank = trials.repeats()
     if repeat.status == "low":
         left = 0.0 if repeat.noise_left is None else repeat.noise_left
-        epsilon = trials.epsilon_with(left, result)
+        epsilon = _epsilon_with(left, result, mechanism.delta)
         if epsilon > ROUNDED * mechanism.epsilon:
             proof = NoiseRemovable(**reading_of(repeat))
             if left >= NO_NOISE:
@@ -321,6 +323,14 @@ def _compared(
         if kept is not None and kept[0] < ARRIVES and kept[0] + ARRIVES_STDS * kept[1] < 1:
             return replace(result, verdict=Verdict(finding=ShrunkByOthers(length=kept[0])))
     return result
+
+
+def _epsilon_with(noise_left: float, result: AuditResult, delta: float) -> float:
+    """The measured epsilon if only this share of the noise protects a client."""
+    if noise_left <= 0 or result.headline is None or not 0 < result.headline.epsilon < math.inf:
+        return math.inf
+    noise = float(mechanism_noise(result.headline.epsilon, delta=delta))
+    return float(mechanism_epsilon(noise * noise_left, delta=delta))
 
 
 def _checked_item(item: AuditedItem, mechanism: Mechanism, verdicts: dict[str, Verdict]) -> AuditedItem:

@@ -12,7 +12,7 @@ from scipy.special import chdtrc
 
 from coalmine.argument_checks import Floats
 from coalmine.audit import Audit
-from coalmine.estimators.mechanism import mechanism_epsilon, mechanism_noise
+from coalmine.estimators.mechanism import mechanism_epsilon
 from coalmine.evidence.gauges.gauge import LEVEL, GaugeResult
 from coalmine.evidence.gauges.gauge_reader import GaugeReader
 from coalmine.evidence.gauges.gauged_rounds import Pairs
@@ -182,14 +182,6 @@ class ReleaseTrials:
         information = float(long @ long)
         share = float(along @ long) / information / usual.length
         return share, self.reading(pattern).noise / math.sqrt(information) / usual.length
-
-    def epsilon_with(self, noise_left: float, result: AuditResult) -> float:
-        """The measured epsilon if only this share of the noise protects a client."""
-        if noise_left <= 0 or result.headline is None or not 0 < result.headline.epsilon < math.inf:
-            return math.inf
-        delta = self._mechanism.delta
-        noise = float(mechanism_noise(result.headline.epsilon, delta=delta))
-        return float(mechanism_epsilon(noise * noise_left, delta=delta))
 
     def all_zero(self, pattern: Pattern) -> bool:
         """Whether nothing but zeros was released."""

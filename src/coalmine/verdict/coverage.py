@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
-from coalmine.argument_checks import count_of, short_repr
+from coalmine.argument_checks import count_of, one_of, short_repr
 from coalmine.evidence.gauges.gauge import GaugeResult, Results, all_gauges
 from coalmine.evidence.gauges.gauged_rounds import GaugedRounds
 from coalmine.evidence.gauges.gaussian import Gaussian
@@ -50,10 +50,8 @@ class AuditedItem:
     source: Source = "pipeline"
 
     def __post_init__(self) -> None:
-        if self.name not in ITEMS:
-            raise ValueError(f"an audited item must be one of {', '.join(ITEMS)}, got {self.name!r}")
-        if self.status not in get_args(Status):
-            raise ValueError(f"status must be one of {', '.join(get_args(Status))}, got {self.status!r}")
+        one_of("an audited item", self.name, ITEMS)
+        one_of("status", self.status, get_args(Status))
         if self.source not in ("audit", "pipeline"):
             raise ValueError(f"source must be 'audit' or 'pipeline', got {self.source!r}")
 

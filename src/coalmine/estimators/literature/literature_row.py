@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from coalmine.argument_checks import unit_interval
+from coalmine.argument_checks import one_of, unit_interval
 
 KINDS = ("estimate", "heuristic", "valid bound")
 THRESHOLDS = (
@@ -38,8 +38,7 @@ class LiteratureRow:
         for field in ("name", "reference", "controls", "receives", "assumptions"):
             if not getattr(self, field):
                 raise ValueError(f"{field} must not be empty")
-        if self.kind not in KINDS:
-            raise ValueError(f"kind must be one of {', '.join(KINDS)}, got {self.kind!r}")
+        one_of("kind", self.kind, KINDS)
         if self.threshold not in THRESHOLDS:
             raise ValueError(f"threshold must be one of {'; '.join(THRESHOLDS)}, got {self.threshold!r}")
         self._check_value()

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import ndtri
 
-from coalmine.argument_checks import Floats, finite_array, unit_interval
+from coalmine.argument_checks import Floats, finite_array, one_of, unit_interval
 from coalmine.estimators.literature.literature_row import LiteratureRow
 from coalmine.estimators.literature.thresholds import score_tables
 from coalmine.estimators.rates import epsilon_from_rates
@@ -58,8 +58,7 @@ def xbern_bounds(outcomes: npt.ArrayLike, *, order: int, failing: float) -> tupl
     table = finite_array("outcomes", outcomes)
     if table.ndim < 2 or not np.isin(table, (0.0, 1.0)).all():
         raise ValueError(f"outcomes must be a table of 0 and 1, a row for each run, got shape {table.shape}")
-    if order not in ORDERS:
-        raise ValueError(f"order must be one of {', '.join(map(str, ORDERS))}, got {order}")
+    one_of("order", order, ORDERS)
     if table.shape[1] < order:
         raise ValueError(f"order {order} needs at least {order} canaries per run, got {table.shape[1]}")
     return _bounds(table.mean(axis=1), table.shape[1], order, unit_interval("failing", failing))

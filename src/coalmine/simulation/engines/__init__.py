@@ -3,6 +3,7 @@
 `plain` is the readable reference; `fast` has hand-written versions for the paper's models.
 """
 
+from coalmine.argument_checks import one_of
 from coalmine.simulation.engines.fast.cnn_clients import CnnTogether
 from coalmine.simulation.engines.fast.cnn_step import convolutional_step
 from coalmine.simulation.engines.fast.dense_clients import DenseTogether
@@ -38,8 +39,7 @@ def client_engine(
     On a GPU all models train together. On a CPU only dense models do; the others are faster one by one. `memory_limit` is
     in GiB.
     """
-    if name not in ENGINES:
-        raise ValueError(f"engine must be one of {', '.join(ENGINES)}, got {name!r}")
+    one_of("engine", name, ENGINES)
     on_cpu = examples.inputs.device.type == "cpu"
     name = "one-by-one" if trains_one_by_one(name, model, on_cpu=on_cpu) else "together"
     if name == "together" and model.layers:

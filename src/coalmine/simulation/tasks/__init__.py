@@ -3,6 +3,7 @@
 import os
 from pathlib import Path
 
+from coalmine.argument_checks import one_of
 from coalmine.data.folders import data_folder
 from coalmine.simulation.population import VirtualClients
 from coalmine.simulation.tasks.image_tasks import digits, emnist, emnist_digits, fashion_mnist, mnist_by_writer
@@ -30,8 +31,7 @@ def load_task(name: str, *, clients: int | None = None, data_dir: Path | None = 
     The index of a virtual client determines its sample of the examples. `clients` must be at least the number of the task's
     own clients. `data_dir` defaults to the folder in COALMINE_DATA_DIR, or else to the folder of `coalmine data`.
     """
-    if name not in TASKS:
-        raise ValueError(f"task must be one of {', '.join(TASKS)}, got {name!r}")
+    one_of("task", name, TASKS)
     task = digits() if name == "digits" else _from_files(name, data_dir)
     own_clients = len(task.population)
     if clients is None or clients == own_clients:
