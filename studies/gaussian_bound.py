@@ -56,9 +56,7 @@ class Row:
     honest: bool = True
 
 
-def known_scores(
-    canaries: int, free: int, epsilon: float, times: int, seed: int
-) -> tuple[GaussianBound, float, float]:
+def known_scores(canaries: int, free: int, epsilon: float, times: int, seed: int) -> tuple[GaussianBound, float, float]:
     """Scores of known-others in `times` rounds in which every canary takes part; every round's scale is estimated."""
     rng = np.random.default_rng(seed)
     signal = 1 / float(mechanism_noise(epsilon, delta=DELTA, participations=times))
@@ -336,7 +334,9 @@ def tables() -> dict[str, str]:
     def share(total: Record, field: str) -> str:
         return f"{total[field] / max(total['offered'], 1):.1%}"
 
-    worst: list[list[str]] = [["k", "d − k", "runs", "offered", "bound above ε, worst row", "interval misses ε, worst row"]]
+    worst: list[list[str]] = [
+        ["k", "d − k", "runs", "offered", "bound above ε, worst row", "interval misses ε, worst row"]
+    ]
     for count in COUNTS:
         for free in FREE:
             group = [t for n, t in found.items() if n.startswith(f"scores, k = {count}, d − k = {free},")]
@@ -364,7 +364,9 @@ def tables() -> dict[str, str]:
                     f"{mean:.2f}",
                 ]
             )
-    rest = [["row", "true ε", "runs", "offered", "mean bound", "bound above ε", "interval misses ε", "withheld because"]]
+    rest = [
+        ["row", "true ε", "runs", "offered", "mean bound", "bound above ε", "interval misses ε", "withheld because"]
+    ]
     for name, total in found.items():
         if not name.startswith("scores"):
             given = total["offered"] > 0

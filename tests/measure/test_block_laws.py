@@ -256,7 +256,7 @@ def coverage_run(layout, kind, seed, *, std, rounds=1, rung="known-round"):
             others = tree_of(3 * rng.normal(size=sum(blocks)), layers)
             release = release + flat(others)
         audit.observe_round(number, tree_of(release, layers), present=present, others=others, clip_norm=1.0)
-    row = make_row(next(s for s in ladder(audit.log, audit.settings) if s.rung == rung), audit.settings)
+    row = make_row(next(s for s in ladder(audit.log, audit.settings) if s.rung == rung), audit.settings, GaussianGate())
     truth = float(mechanism_epsilon(std, delta=DELTA))
     return row.estimate.interval.low <= truth <= row.estimate.interval.high, row.lower_bound <= truth
 

@@ -18,6 +18,7 @@ NOT_MEASURED = "the law of the noise was not measured: pass others in every roun
 TOO_COARSE = "the release is rounded too coarsely to measure the law of the noise"
 UNEQUAL = "the scores spread more than those of canaries that count alike"
 NO_SAMPLER = "the pipeline's own sampler was not tested"
+BY_COHORT = "the sum is divided by the number of participants"
 OTHER_SAMPLER = "the sampler's tests contradict the declared scheme"
 
 

@@ -79,7 +79,8 @@ class NoiseSignal:
         """The scores' standard deviation about β√R, and its limit if all canaries contribute equally."""
         square = sum(float(np.sum((s.observed - self.beta * math.sqrt(s.exposure)) ** 2)) for s in groups)
         count = max(sum(s.observed.size for s in groups) - 1, 1)
-        limit = math.sqrt(_f_quantile(count, self.dof, EVEN_LEVEL) * self.round_dof / max(self.round_dof - 2, 0.5))
+        heavier = 1.0 if math.isinf(self.round_dof) else self.round_dof / max(self.round_dof - 2, 0.5)
+        limit = math.sqrt(_f_quantile(count, self.dof, EVEN_LEVEL) * heavier)
         return math.sqrt(square / count), limit
 
 

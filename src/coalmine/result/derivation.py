@@ -9,7 +9,7 @@ import numpy as np
 from coalmine.argument_checks import nonnegative_array, one_number, short_repr, whole_number
 from coalmine.estimators.sampling import FixedSize, Poisson
 from coalmine.evidence.gauges.gauge_reader import GaugeReader
-from coalmine.evidence.gaussian_gate import NO_SAMPLER, OTHER_SAMPLER, GaussianGate
+from coalmine.evidence.gaussian_gate import BY_COHORT, NO_SAMPLER, OTHER_SAMPLER, GaussianGate
 from coalmine.evidence.ladder import LadderReader, Scores, presented_times
 from coalmine.evidence.noise_schedule import NoiseSchedule
 from coalmine.evidence.stated_noise import StatedReader
@@ -22,11 +22,18 @@ from coalmine.measure.settings import FEWEST, Settings, presentation_counts
 from coalmine.result.audit_result import Adversary, AuditResult, Row, SmallGroup
 from coalmine.result.rows import make_headline, make_row, make_sampled_row, sampled_headline, without_bound
 from coalmine.verdict.alarm import Alarm, AlarmReader
-from coalmine.verdict.amplified_claim import SAMPLING, SampledClaim, judge_sampled, moves_in_groups, read_claim, with_schedule
+from coalmine.verdict.amplified_claim import (
+    SAMPLING,
+    SampledClaim,
+    judge_sampled,
+    moves_in_groups,
+    read_claim,
+    with_schedule,
+)
 from coalmine.verdict.claim import Claim
 from coalmine.verdict.claim_context import RunFacts
 from coalmine.verdict.coverage import AuditedItem, CoverageReader, audited_items, checked_items
-from coalmine.verdict.findings.amplified import SampledAsClaimed, SamplerNotObserved, TooFewPicks
+from coalmine.verdict.findings.amplified import DividedByCohort, SampledAsClaimed, SamplerNotObserved, TooFewPicks
 from coalmine.verdict.findings.missing import PipelineDiffers
 from coalmine.verdict.mechanism_claim import judge, judge_unclaimed
 from coalmine.verdict.outcome import PASS, VIOLATION
@@ -263,12 +270,12 @@ def _sampler_doubt(legs: dict[str, Verdict]) -> str:
     finding = legs[SAMPLING].finding
     if isinstance(finding, SamplerNotObserved):
         return NO_SAMPLER
+    if isinstance(finding, DividedByCohort):
+        return BY_COHORT
     return "" if isinstance(finding, SampledAsClaimed | TooFewPicks) else OTHER_SAMPLER
 
 
-def _sampled_row(
-    unknown: UnknownRound, rungs: list[Scores], settings: Settings, gate: GaussianGate
-) -> Row | None:
+def _sampled_row(unknown: UnknownRound, rungs: list[Scores], settings: Settings, gate: GaussianGate) -> Row | None:
     groups = [scores for scores in rungs if scores.rung == "known-others"]
     if not groups or settings.canaries < FEWEST or all(np.ptp(scores.observed) == 0 for scores in groups):
         return None

@@ -154,9 +154,7 @@ def without_bound(unknown: Adversary) -> Adversary:
         kept = [line for line in row.warnings if not line.startswith(ABOVE)]
         told = warning + (" and no interval" if len(kept) < len(row.warnings) else "")
         gaussian = GaussianBound(withheld=IN_GROUPS)
-        rows.append(
-            replace(row, lower_bound=0.0, gaussian=gaussian, paper_lower_bound=0.0, warnings=(*kept, told))
-        )
+        rows.append(replace(row, lower_bound=0.0, gaussian=gaussian, paper_lower_bound=0.0, warnings=(*kept, told)))
     return replace(unknown, rows=tuple(rows))
 
 

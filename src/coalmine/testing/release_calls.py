@@ -343,7 +343,7 @@ class ReleaseTrials:
         return ROUNDED_NOISE if resolution_of(noise.astype(np.float64)) else None
 
     def _headline(self, signal: NoiseSignal, withheld: str = NOT_MEASURED) -> Headline:
-        """mechanism_epsilon(1/(aβ)): the epsilon of one call, with its interval; `withheld` is that of the Gaussian bound."""
+        """mechanism_epsilon(1/(aβ)): the epsilon of one call, with its interval and, unless `withheld`, the bound."""
         delta, exposure = self._mechanism.delta, self._mechanism.claim.sensitivity or 1.0
 
         def epsilon(beta: float) -> float:
@@ -357,9 +357,7 @@ class ReleaseTrials:
                 interval = (epsilon(low), epsilon(high))
                 if not withheld:
                     gaussian = GaussianBound(lower_bound=epsilon(signal.lower_limit(CONFIDENCE)), interval=interval)
-        return Headline(
-            rung=RUNG, participations=1, epsilon=best, interval=interval, gaussian=gaussian, pooled=True
-        )
+        return Headline(rung=RUNG, participations=1, epsilon=best, interval=interval, gaussian=gaussian, pooled=True)
 
     def _unit(self, pattern: Pattern) -> float | None:
         """The contribution of a canary of the clip norm to a sum or a mean, if the measured one fits; otherwise None.
