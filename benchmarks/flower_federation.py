@@ -100,14 +100,14 @@ def made() -> dict[str, Any]:
 
     from coalmine import Audit
     from coalmine.integrations.flower import audited
-    from coalmine.integrations.flower.arrays import Layout
+    from coalmine.integrations.flower.arrays import RecordLayout
 
     def plain() -> Any:
         inner = FedAvg(fraction_evaluate=0.0, min_train_nodes=NODES, min_available_nodes=NODES)
         return DifferentialPrivacyClientSideFixedClipping(inner, 1.0, 1.0, NODES)
 
     def with_audit(**settings: Any) -> Any:
-        layers = Layout.of(initial_model()).layers
+        layers = RecordLayout.of(initial_model()).layers
         audit = Audit(DIM, canaries=CANARIES, seed=SEED, delta=1e-5, layers=layers)
         nodes = range(NODES - CANARY_NODES, NODES)
         return audited(plain(), audit=audit, seed=SEED, canary_partitions=nodes, **settings)

@@ -118,9 +118,9 @@ def made(folder: Path) -> dict[str, Any]:
 
     from coalmine import Audit
     from coalmine.integrations.flower import audited
-    from coalmine.integrations.flower.arrays import Layout
+    from coalmine.integrations.flower.arrays import RecordLayout
 
-    arrays = Layout.of(initial_model()).layers  # a gauge for each, like audited()
+    arrays = RecordLayout.of(initial_model()).layers  # a gauge for each, like audited()
 
     def plain() -> Any:
         inner = FedAvg(fraction_evaluate=0.0, min_train_nodes=NODES, min_available_nodes=NODES)

@@ -11,7 +11,7 @@ from coalmine.audit import Audit
 from coalmine.estimators.amplification import amplified_epsilon
 from coalmine.estimators.sampling import Poisson, RandomAllocation
 from coalmine.verdict.claim import Claim
-from reproduction.experiment import Account, Check, Experiment, Found, Table, all_of, interval_shown, shown
+from reproduction.experiment import Account, Experiment, Found, PaperCheck, Table, all_of, interval_shown, shown
 from reproduction.experiment_options import Options
 from reproduction.run_grid import Follow
 
@@ -142,15 +142,15 @@ def tables(found: Found) -> list[Table]:
     return [Table(f"Measured and accounted epsilon, {size}", columns, tuple(rows), left=1)]
 
 
-def _rarely(claim: str, failures: int, total: int, rate: float) -> Check:
+def _rarely(claim: str, failures: int, total: int, rate: float) -> PaperCheck:
     """A check that fails if there are too many failures for this rate."""
     chance = float(binom.sf(failures - 1, total, rate))
-    return Check(
+    return PaperCheck(
         claim, chance > LEVEL, f"{failures} of {total} do not; by chance at least as many in {chance:.0%} of cases"
     )
 
 
-def checks(found: Found) -> list[Check]:
+def checks(found: Found) -> list[PaperCheck]:
     """The measurement agrees with the accountant, and the accountant's epsilon passes."""
     loops = found["loops"]
     named = [(f"{loops[0]['title']}, noise {loops[0]['noise_multiplier']:g}", loops) for loops in _cells(found)]

@@ -10,7 +10,7 @@ from coalmine.estimators.gaussians import Gaussian
 from coalmine.estimators.normality import anderson_darling
 from coalmine.estimators.null import CosineNull
 from reproduction import epsilon_table
-from reproduction.experiment import Account, Check, Experiment, Found, Table, beside, shown
+from reproduction.experiment import Account, Experiment, Found, PaperCheck, Table, beside, shown
 from reproduction.experiment_options import RUNS, Options
 from reproduction.paper import CRITICAL_1, CRITICAL_15, NORMALITY, NORMALITY_TIMES
 from reproduction.run_grid import Follow, PlannedRun
@@ -92,7 +92,7 @@ def tables(found: Found) -> list[Table]:
     ]
 
 
-def checks(found: Found) -> list[Check]:
+def checks(found: Found) -> list[PaperCheck]:
     """There are no more small p-values than expected by chance."""
     chances = [item["p_value"] for item in sets(found)]
     rejected = sum(value < 0.05 for value in chances)
@@ -105,7 +105,7 @@ def checks(found: Found) -> list[Check]:
         f"at 15 % Anderson-Darling cannot distinguish {SAMPLES:,} cosines of the exact null at d = {DIM:,} from normals"
     )
     seen = f"rejected in {above} of {len(found['null'])} samples; by chance at least as many in {share:.0%} of cases"
-    return [Check(claim, likely > 0.01 if chances else None, detail), Check(null, share > 0.01, seen)]
+    return [PaperCheck(claim, likely > 0.01 if chances else None, detail), PaperCheck(null, share > 0.01, seen)]
 
 
 def draw(figure: "Figure", found: Found) -> None:

@@ -33,7 +33,7 @@ from coalmine.simulation.config import (
 from coalmine.simulation.engines import ClientSettings
 from coalmine.simulation.server_optimizer import ServerSettings
 from coalmine.simulation.training_run import prepared
-from reproduction.experiment import Account, Check, Experiment, Found, Table, no_runs, shown
+from reproduction.experiment import Account, Experiment, Found, PaperCheck, Table, no_runs, shown
 from reproduction.experiment_options import Options
 from reproduction.run_grid import Follow, OutOfTimeError
 from reproduction.training_configs import WORDS_DELTA
@@ -211,17 +211,17 @@ def tables(found: Found) -> list[Table]:
     ]
 
 
-def checks(found: Found) -> list[Check]:
+def checks(found: Found) -> list[PaperCheck]:
     """The two designs agree to within a fifth, as far as this many repeats can decide."""
     differences = [(noise, difference(found, noise)) for noise in NOISES]
     known = [(noise, item) for noise, item in differences if item is not None]
     claim = f"1 × 1,000 and 10 × 100 canaries give the same mean ε to within {CLOSE:.0%}"
     detail = "; ".join(f"noise {noise:g}: {low:+.0%} to {high:+.0%} (95 % interval)" for noise, (_, low, high) in known)
     if not known:
-        return [Check(claim, None, "no two repeats are finished")]
+        return [PaperCheck(claim, None, "no two repeats are finished")]
     apart = any(low > CLOSE or high < -CLOSE for _, (_, low, high) in known)
     close = all(low >= -CLOSE and high <= CLOSE for _, (_, low, high) in known)
-    return [Check(claim, False if apart else True if close else None, detail)]
+    return [PaperCheck(claim, False if apart else True if close else None, detail)]
 
 
 def difference(found: Found, noise: float) -> tuple[float, float, float] | None:

@@ -15,7 +15,7 @@ from coalmine.simulation.config import RunConfig
 from reproduction import paper_claims
 from reproduction import table_5_emnist as emnist
 from reproduction.epsilon_table import about, missing
-from reproduction.experiment import Account, Check, Experiment, Found, Table, all_of, interval_shown, shown
+from reproduction.experiment import Account, Experiment, Found, PaperCheck, Table, all_of, interval_shown, shown
 from reproduction.experiment_options import RUNS, Options
 from reproduction.paper import STACK_OVERFLOW
 from reproduction.run_grid import Follow, PlannedRun, carry_out, distinct
@@ -294,7 +294,7 @@ def _random_rounds(items: Sequence[dict[str, float]]) -> Table:
     )
 
 
-def checks(found: Found) -> list[Check]:
+def checks(found: Found) -> list[PaperCheck]:
     """The audit's claims under every kind of noise, and a check for each question."""
     noises = list(_part(found, "noises").values())
     wide = [
@@ -315,7 +315,7 @@ def checks(found: Found) -> list[Check]:
             known.append(
                 (f"{name}: {interval_shown(row['interval'])}", row["interval"][0] <= reading["update_epsilon"])
             )
-    some = Check(
+    some = PaperCheck(
         "the estimate from the maximum over rounds exceeds the analytical ε at some noise level",
         any(holds for _, holds in above) if above else None,
         "; ".join(name for name, holds in above if holds) or "nowhere",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from coalmine.evidence.ladder import RUNGS
 from coalmine.simulation.config import RunConfig
 from reproduction import paper_claims
-from reproduction.experiment import Account, Check, Experiment, Found, Table, beside, interval_shown, shown
+from reproduction.experiment import Account, Experiment, Found, PaperCheck, Table, beside, interval_shown, shown
 from reproduction.experiment_options import RUNS, Options
 from reproduction.paper import EpsilonRow
 from reproduction.run_grid import Follow, PlannedRun, carry_out
@@ -141,7 +141,7 @@ def ladder_table(readings: Sequence[RunNumbers], title: str = "coalmine's, all f
     return Table(title, columns, tuple(rows), left=2)
 
 
-def checked(found: Found) -> list[Check]:
+def checked(found: Found) -> list[PaperCheck]:
     """The claims of Section 5 and of the audit."""
     readings = found["readings"]
     return [

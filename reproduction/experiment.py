@@ -45,7 +45,7 @@ class Table:
 
 
 @dataclass(frozen=True)
-class Check:
+class PaperCheck:
     """A claim checked against the numbers; `holds` is None if they do not decide it."""
 
     claim: str
@@ -61,7 +61,7 @@ class Account(NamedTuple):
     """The presentation of an experiment's numbers: tables, checks of the paper's claims, a conclusion, and a figure."""
 
     tables: Callable[[Found], list[Table]]
-    checks: Callable[[Found], list[Check]]
+    checks: Callable[[Found], list[PaperCheck]]
     conclusion: Callable[[Found], str]
     draw: "Callable[[Figure, Found], None] | None" = None
 
@@ -137,11 +137,11 @@ def interval_shown(interval: Sequence[float] | None) -> str:
     return "none" if interval is None else f"{shown(interval[0])} … {shown(interval[1])}"
 
 
-def all_of(claim: str, cases: Sequence[tuple[str, bool]], *, nothing: str) -> Check:
+def all_of(claim: str, cases: Sequence[tuple[str, bool]], *, nothing: str) -> PaperCheck:
     """A check that holds if every case does and that names the others; undecided without cases."""
     if not cases:
-        return Check(claim, None, nothing)
+        return PaperCheck(claim, None, nothing)
     failed = [name for name, holds in cases if not holds]
     if failed:
-        return Check(claim, False, f"not in {len(failed)} of {len(cases)}: {'; '.join(failed)}")
-    return Check(claim, True, f"in all {len(cases)}")
+        return PaperCheck(claim, False, f"not in {len(failed)} of {len(cases)}: {'; '.join(failed)}")
+    return PaperCheck(claim, True, f"in all {len(cases)}")

@@ -8,7 +8,7 @@ import numpy as np
 
 from reproduction import epsilon_table, paper_claims
 from reproduction.epsilon_table import kind
-from reproduction.experiment import Account, Check, Experiment, Found, Table, interval_shown, shown
+from reproduction.experiment import Account, Experiment, Found, PaperCheck, Table, interval_shown, shown
 from reproduction.experiment_options import RUNS, Options
 from reproduction.paper import STACK_OVERFLOW
 from reproduction.run_grid import Follow, PlannedRun
@@ -70,7 +70,7 @@ def _groups(reading: RunNumbers, name: str) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: row["presentations"])
 
 
-def checked(found: Found) -> list[Check]:
+def checked(found: Found) -> list[PaperCheck]:
     """Epsilon grows with presentations, and known-others agrees with the analytical ε of every group."""
     readings = found["readings"]
     return [

@@ -4,13 +4,13 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
-from reproduction.experiment import Check, all_of, interval_shown, shown
+from reproduction.experiment import PaperCheck, all_of, interval_shown, shown
 from reproduction.run_numbers import RunNumbers, rung
 
 WITHOUT_NOISE = "no run with noise is finished"
 
 
-def covers_analytical(readings: Sequence[RunNumbers]) -> Check:
+def covers_analytical(readings: Sequence[RunNumbers]) -> PaperCheck:
     """The 99 % interval of known-others contains the analytical epsilon of the updates' share of the noise."""
     cases = []
     for reading, row in _rows(readings, "known-others"):
@@ -21,7 +21,7 @@ def covers_analytical(readings: Sequence[RunNumbers]) -> Check:
     return all_of(claim, cases, nothing=WITHOUT_NOISE)
 
 
-def bounds_hold(readings: Sequence[RunNumbers]) -> Check:
+def bounds_hold(readings: Sequence[RunNumbers]) -> PaperCheck:
     """No valid lower bound, of any rung, exceeds the analytical epsilon."""
     cases = []
     for reading, row in _rows(readings):
@@ -31,7 +31,7 @@ def bounds_hold(readings: Sequence[RunNumbers]) -> Check:
     return all_of("no valid lower bound exceeds the analytical ε, on any rung", cases, nothing=WITHOUT_NOISE)
 
 
-def final_falls(readings: Sequence[RunNumbers]) -> Check:
+def final_falls(readings: Sequence[RunNumbers]) -> PaperCheck:
     """ε-final falls with noise until it reaches the floor.
 
     Estimates have an error: an increase counts as a failure only if the two 95 % intervals are disjoint. From the least
@@ -41,7 +41,7 @@ def final_falls(readings: Sequence[RunNumbers]) -> Check:
     found = [(reading, rung(reading, "final")) for reading in sorted(readings, key=_noise)]
     rows = [(reading, row) for reading, row in found if row is not None]
     if len(rows) < 2:
-        return Check(claim, None, "fewer than two noise levels are finished")
+        return PaperCheck(claim, None, "fewer than two noise levels are finished")
     cases = []
     for (_, before), (reading, row) in itertools.pairwise(rows):
         apart = bool(row["interval"] and before["interval"] and row["interval"][0] > before["interval"][1])
@@ -52,7 +52,7 @@ def final_falls(readings: Sequence[RunNumbers]) -> Check:
     return all_of(claim, cases, nothing="")
 
 
-def final_below_all(readings: Sequence[RunNumbers]) -> Check:
+def final_below_all(readings: Sequence[RunNumbers]) -> PaperCheck:
     """The final model leaks less than all iterates, wherever these leak anything."""
     cases = []
     for reading in readings:
@@ -63,7 +63,7 @@ def final_below_all(readings: Sequence[RunNumbers]) -> Check:
     return all_of("ε-final lies below ε-all", cases, nothing="all-iterates detected nothing")
 
 
-def known_others_falls(readings: Sequence[RunNumbers]) -> Check:
+def known_others_falls(readings: Sequence[RunNumbers]) -> PaperCheck:
     """Epsilon falls with noise on the rung that the analytical epsilon describes."""
     found = [(reading, rung(reading, "known-others")) for reading in sorted(readings, key=_noise)]
     rows = [(reading, row) for reading, row in found if row is not None]
@@ -74,7 +74,7 @@ def known_others_falls(readings: Sequence[RunNumbers]) -> Check:
     return all_of("ε of known-others falls with noise", cases, nothing="fewer than two noise levels are finished")
 
 
-def grows_with_presentations(readings: Sequence[RunNumbers]) -> Check:
+def grows_with_presentations(readings: Sequence[RunNumbers]) -> PaperCheck:
     """ε-final grows from the fewest to the most presentations, and no decrease exceeds the intervals."""
     cases = []
     for reading in readings:

@@ -15,7 +15,7 @@ from coalmine.estimators.gaussians import Gaussian, gaussian_delta
 from coalmine.estimators.mechanism import mechanism_epsilon
 from coalmine.estimators.normality import anderson_darling
 from coalmine.simulation.models import cnn_dropout, word_lstm
-from reproduction.experiment import Account, Check, Experiment, Found, Table, no_runs, shown
+from reproduction.experiment import Account, Experiment, Found, PaperCheck, Table, no_runs, shown
 from reproduction.experiment_options import Options
 from reproduction.paper import (
     CANIFE_ANALYTICAL,
@@ -250,7 +250,7 @@ def tables(found: Found) -> list[Table]:
     ]  # fmt: skip
 
 
-def checks(found: Found) -> list[Check]:
+def checks(found: Found) -> list[PaperCheck]:
     """Each erratum as a claim about the paper's text, checked against the numbers."""
     emnist = [item for item in found["deltas"] if item["table"] == "EMNIST"]
     implied = [item["implied_delta"] for item in emnist]
@@ -261,41 +261,41 @@ def checks(found: Found) -> list[Check]:
     renyi = found["canife"]["renyi"]
     everything, digits = DATASETS["emnist"], DATASETS["emnist-digits"]
     return [
-        Check(
+        PaperCheck(
             "EMNIST's analytical column is not for delta = m^-1.1",
             min(implied) > 10 * CHARACTERS_DELTA,
             f"deltas of {min(implied):.2g} to {max(implied):.2g} give it, m^-1.1 is {CHARACTERS_DELTA:.2g} with m = "
             f"{CHARACTERS_USERS:,}",
         ),
-        Check(
+        PaperCheck(
             "68 % is the chance of two or more of 15, not of three or more",
             round(two, 2) == THREE_OF_FIFTEEN and round(three, 2) != THREE_OF_FIFTEEN,
             f"two or more {two:.1%}, three or more {three:.1%}",
         ),
-        Check(
+        PaperCheck(
             f"a statistic above {CRITICAL_15} is not a 15 % event",
             abs(critical["above_15"] - 0.15) > 3 * error,
             f"{critical['above_15']:.1%} of normal samples; {critical['quantile_15']:.3f} is the 15 % value, "
             f"{critical['quantile_1']:.2f} the 1 % one (the paper: {CRITICAL_1})",
         ),
-        Check(
+        PaperCheck(
             "CANIFE's 34.5, whose delta is not stated, comes from Rényi accounting of one participation at 1/60,000",
             round(renyi, 1) == CANIFE_ANALYTICAL,
             f"Rényi {shown(renyi, 4)}, exact {shown(found['canife']['exact'], 4)}",
         ),
-        Check(
+        PaperCheck(
             "ε_est-all can exceed the analytical ε of an honest mechanism, and known-round does not",
             bool(over) and all(item["known_round"] < 1.1 * item["analytical"] for item in over),
             "; ".join(
                 f"noise {i['noise_multiplier']:g}: {shown(i['all'])} against {shown(i['analytical'])}" for i in over
             ),
         ),
-        Check(
+        PaperCheck(
             "the 3,383 users are those of the digits only, and the 814k characters those of all classes",
             digits.users == EMNIST_USERS != everything.users and digits.examples < EMNIST_CHARACTERS / 2,
             f"the digits have {digits.examples:,} examples; all classes {everything.examples:,}, {everything.users:,} users",
         ),
-        Check(
+        PaperCheck(
             "the paper's ε_lo cannot exceed about 6.24 with 1,000 canaries, as it says",
             abs(found["largest_bound"] - LARGEST_BOUND) < 0.02,
             f"{found['largest_bound']:.3f}",

@@ -28,7 +28,7 @@ from coalmine.log.files import write_atomically
 from coalmine.simulation.config import EngineSettings
 from coalmine.simulation.tasks import load_task
 from reproduction.canife.comparison import Comparison, Trained, train
-from reproduction.experiment import Account, Check, Experiment, Found, Table, all_of, no_runs, shown
+from reproduction.experiment import Account, Experiment, Found, PaperCheck, Table, all_of, no_runs, shown
 from reproduction.experiment_options import Options
 from reproduction.paper import CANIFE_ANALYTICAL
 from reproduction.run_grid import Follow
@@ -364,7 +364,7 @@ def _renyi(found: Found) -> float:
     return next(float(row["epsilon"]["1/m"]) for row in found["accountants"] if row["accountant"] == RENYI)
 
 
-def checks(found: Found) -> list[Check]:
+def checks(found: Found) -> list[PaperCheck]:
     """The claims that the comparison must support at every scale."""
     renyi = _renyi(found)
     start, crafted, trained_on = found["crafting"]["interference"]
@@ -374,13 +374,15 @@ def checks(found: Found) -> list[Check]:
     chance = float(binom.sf(missed - 1, len(intervals), 0.01))
     bounds = [(f"run {place}: {shown(value)}", value <= truth) for place, value in enumerate(found["valid_bound"], 1)]
     return [
-        Check(
+        PaperCheck(
             f"Rényi accounting of one participation at delta 1/m gives the paper's {CANIFE_ANALYTICAL}",
             round(renyi, 1) == CANIFE_ANALYTICAL,
             shown(renyi, 4),
         ),
-        Check("a crafted canary is far more orthogonal to the pool than a sample is", crafted < start / 10, detail),
-        Check(
+        PaperCheck(
+            "a crafted canary is far more orthogonal to the pool than a sample is", crafted < start / 10, detail
+        ),
+        PaperCheck(
             "the 99 % interval of known-others misses the analytical ε in no more runs than chance explains (at 1 %)",
             chance > 0.01,
             f"missed in {missed} of {len(intervals)} runs, {shown(truth)} by {_spread(found['known_others'])}",
@@ -390,11 +392,11 @@ def checks(found: Found) -> list[Check]:
     ]
 
 
-def _below(found: Found, name: str, words: str) -> Check:
+def _below(found: Found, name: str, words: str) -> PaperCheck:
     """The paper's claim: CANIFE's estimate lies below a lower bound."""
     composed, claim = found["canife"][name]["composed"], f"CANIFE, rounds by {words}, lies below ε_lo"
     detail = f"{_spread(composed)} against {_spread(found['lower_bound'])}"
-    return Check(claim, bool(np.mean(composed) < np.mean(found["lower_bound"])), detail)
+    return PaperCheck(claim, bool(np.mean(composed) < np.mean(found["lower_bound"])), detail)
 
 
 def conclusion(found: Found) -> str:

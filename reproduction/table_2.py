@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from coalmine.argument_checks import whole_number
 from coalmine.estimators.gaussians import Gaussian, gaussian_epsilon
 from coalmine.evidence.gaussian_mechanism import GaussianMechanismAudit, Kind, audit_gaussian_mechanism
-from reproduction.experiment import Account, Check, Experiment, Found, Table, all_of, shown
+from reproduction.experiment import Account, Experiment, Found, PaperCheck, Table, all_of, shown
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -160,7 +160,7 @@ def _off(cell: Mapping[str, Any]) -> float:
     return float(abs(cell["sphere"]["null"]["mean"] - mean) / std)
 
 
-def checks(found: Found) -> list[Check]:
+def checks(found: Found) -> list[PaperCheck]:
     """Our means with the null's std agree with the paper's, as far as this many simulations can decide."""
     most = 4 * math.sqrt(1 / _runs(found) + 1 / RUNS["paper"])  # standard errors of the difference, over the std
     cells = [

@@ -11,7 +11,7 @@ from scipy.special import stdtrit
 from coalmine.estimators.mechanism import mechanism_epsilon
 from coalmine.simulation.config import RunConfig
 from reproduction.epsilon_table import missing
-from reproduction.experiment import Account, Check, Experiment, Found, Table, beside, shown
+from reproduction.experiment import Account, Experiment, Found, PaperCheck, Table, beside, shown
 from reproduction.experiment_options import RUNS, Options
 from reproduction.paper import ACCURACY
 from reproduction.run_grid import Follow, PlannedRun, carry_out
@@ -156,7 +156,7 @@ def _rows(found: Found, paper: Mapping[float, tuple[float, float, float]]) -> It
             yield (f"{noise:g}", *(shown(value) for value in ours), lost, pairs_shown)
 
 
-def checks(found: Found) -> list[Check]:
+def checks(found: Found) -> list[PaperCheck]:
     """The cost of canaries."""
     mean, low, high = cost(found)
     share = 100 * max((pair["share"] for pair in found["pairs"]), default=math.nan)
@@ -164,7 +164,7 @@ def checks(found: Found) -> list[Check]:
     detail = f"{shown(mean, 2)} points, 95 % interval {low:.2f} … {high:.2f} over {len(learnt(found))} pairs; "
     detail += f"{shown(share, 2)} % of the slots"
     holds = None if share > MOST_SHARE * 1.05 or low <= MOST_POINTS < high or math.isnan(mean) else high <= MOST_POINTS
-    return [Check(claim, holds, detail)]
+    return [PaperCheck(claim, holds, detail)]
 
 
 def draw(figure: "Figure", found: Found) -> None:

@@ -11,6 +11,7 @@ from coalmine.log.commitment import Precommitment
 from coalmine.log.run_directory import RunDirectory
 from coalmine.measure.own_scores import Attack, OwnScores
 from coalmine.measure.settings import Settings
+from coalmine.verdict.amplified_claim import read_claim
 from coalmine.verdict.claim import Claim
 from coalmine.verdict.claim_watch import OnViolation, check_on_violation
 
@@ -45,7 +46,7 @@ class AuditArguments:
         check_on_violation(on_violation, claim)
         promised = Claim.of(claim)
         if promised is not None:
-            promised.check_delta(settings.delta)
+            read_claim(promised, settings, 1)  # its delta, and its adjacency under the audit's sampling
         return cls(settings, seed, attacks, directory, promised, on_violation, deferred)
 
     @property

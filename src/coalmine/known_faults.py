@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from coalmine.evidence import faults
 from coalmine.evidence.faults import FAULTS, Fault
 from coalmine.evidence.gauges.gauge import Results, Symptom, all_gauges
+from coalmine.evidence.gauges.length import Length
 from coalmine.result.audit_result import Adversary, AuditResult
 from coalmine.verdict.outcome import Outcome
 
@@ -73,12 +74,25 @@ def _has_uneven_scores(rung: Adversary | None) -> bool:
 
 
 def likely_faults(result: AuditResult, most: int = 5) -> list[Fault]:
-    """The faults that fit a result best, with ties: most evidence explained, least contradicted."""
+    """The faults that fit a result best, with ties: most evidence explained, least contradicted.
+
+    Of faults that only differ in how much noise they leave, it is the one that leaves what was measured.
+    """
     evidence, possible = evidence_of(result), _possible_evidence(result)
     explained = {fault for symptom in evidence for fault in (*symptom.always, *symptom.sometimes)}
     rated = [(_fit(fault, evidence, possible), fault) for fault in FAULTS if fault in explained]
     rated.sort(key=lambda pair: -pair[0])
-    return [fault for rating, fault in rated[:most] if rating == rated[0][0]]
+    best = [fault for rating, fault in rated if rating == rated[0][0]]
+    by_noise = _nearest_noise([fault for fault in best if fault.noise_left is not None], result)
+    return [*by_noise, *(fault for fault in best if fault.noise_left is None)][:most]
+
+
+def _nearest_noise(tied: list[Fault], result: AuditResult) -> list[Fault]:
+    """The one of these faults that leaves as much of the noise as the residual has; all of them without a residual."""
+    shares = [each.smallest for each in result.gauges if each.name == Length.POOLED.name and each.smallest > 0]
+    if not shares or len(tied) < 2:
+        return tied
+    return [min(tied, key=lambda fault: abs(math.log(shares[0] / (fault.noise_left or 1.0))))]
 
 
 def _possible_evidence(result: AuditResult) -> list[Symptom]:

@@ -104,7 +104,7 @@ def test_a_run_without_a_claim_prints_what_it_measured_and_how_to_claim(finished
     assert [line[2:15].strip() for line in lines[1:]] == [
         "measured", "certified", "accuracy", "checked", "not checked", "next", "more",
     ]  # fmt: skip
-    assert "an attacker who sees every round and knows everybody else" in lines[1]
+    assert "an attacker who knows everything but this client" in lines[1]
     assert "State the ε before training" in lines[-2]
     assert lines[-1].endswith("/run/report.html")
 

@@ -15,7 +15,7 @@ from coalmine.evidence.gauges.gauge import LEVEL
 from coalmine.evidence.gauges.gauge_reader import read_gauges
 from coalmine.evidence.gauges.gauged_rounds import GaugedRounds
 from coalmine.evidence.views import RoundViews
-from coalmine.measure.coordinate_sums import CoordinateSums, Reading
+from coalmine.measure.coordinate_sums import CoordinateReading, CoordinateSums
 from coalmine.verification import verify_run
 
 SEED = b"a seed that is long enough"
@@ -43,7 +43,9 @@ def gauges(audit):
 
 
 def last_reading(audit):
-    return [Reading.of(item.law_coordinates) for item in audit.log.rounds() if item.law_coordinates is not None][-1]
+    return [
+        CoordinateReading.of(item.law_coordinates) for item in audit.log.rounds() if item.law_coordinates is not None
+    ][-1]
 
 
 def weak(dim, count, std, *, seed=0):
@@ -192,7 +194,7 @@ def test_a_restart_follows_coordinates_anew_and_says_so(tmp_path):
     with train(last=12, **told):
         pass
     with train(first=13, **told) as audit:
-        readings = [Reading.of(item.law_coordinates) for item in audit.log.rounds()]
+        readings = [CoordinateReading.of(item.law_coordinates) for item in audit.log.rounds()]
         assert [(one.first, one.last, one.rounds) for one in readings[11:13]] == [(1, 12, 12), (13, 13, 1)]
         assert any("rounds 1 to 12, then rounds 13 to 20" in note for note in audit.result().notes)
         assert any(gauge.status == "low" for gauge in gauges(audit).values())
@@ -221,7 +223,7 @@ def test_the_last_reading_is_recorded_with_the_final_model_and_verified(tmp_path
         audit.observe_final(model)
         read = [item.number for item in audit.log.rounds() if item.law_coordinates is not None]
         assert read == [1, 2, 3, 4, 5, 6, 7, 8, 9, 11]
-        last = Reading.of(audit.log.final.law_coordinates)
+        last = CoordinateReading.of(audit.log.final.law_coordinates)
         assert (last.rounds, last.followed) == (12, dim)
         assert gauges(audit)["weak coordinates"].status == "low"
         audit.finish()

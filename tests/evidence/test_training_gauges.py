@@ -3,7 +3,7 @@ import pytest
 
 from coalmine import Audit
 from coalmine.evidence.gauges.training import ALL_NOISE, FEWEST_ROUNDS, Training
-from coalmine.log.rounds_file import WithoutOthers
+from coalmine.log.recorded import WithoutOthers
 from coalmine.verification import verify_run
 
 GRADIENT, MOVED, SIGNAL, TRAINED = (
@@ -169,9 +169,7 @@ def test_a_log_without_others_tells_nothing_of_gradients(tmp_path):
     audit.finish(claim=8.0)
     audit.close()
     assert all(check.held is not False for check in verify_run(tmp_path / "run", b"tests only"))
-    assert all(
-        item.layer_others is None for _, item in WithoutOthers(train().log).records() if hasattr(item, "present")
-    )
+    assert all(item.layer_others is None for item in WithoutOthers(train().log).rounds())
 
 
 def test_layers_with_a_gradient_that_never_move_are_no_training():

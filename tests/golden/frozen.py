@@ -164,8 +164,11 @@ def ready(value: Any) -> Any:
     return str(value) if isinstance(value, str) else value
 
 
-def differences(expected: Any, found: Any, where: str = "") -> list[str]:
-    """A line for each place in which two values differ: numbers by more than 1e-12 of their size, texts at all."""
+def differences(expected: Any, found: Any, where: str = "", scale: float = 0.0) -> list[str]:
+    """A line for each place in which two values differ: numbers by more than 1e-12 of their size, texts at all.
+
+    The size of a point of a curve, a list of numbers, is that of its largest point: a tail is a difference of large numbers.
+    """
     if isinstance(expected, dict) and isinstance(found, dict):
         lines = [f"{where}.{name}: missing, was {expected[name]!r:.200}" for name in expected if name not in found]
         lines += [f"{where}.{name}: new, {found[name]!r:.200}" for name in found if name not in expected]
@@ -176,13 +179,16 @@ def differences(expected: Any, found: Any, where: str = "") -> list[str]:
     if isinstance(expected, list) and isinstance(found, list):
         if len(expected) != len(found):
             return [f"{where}: {len(expected)} entries, now {len(found)}", *_changed_lines(expected, found)]
+        largest = max(
+            (abs(value) for value in expected if isinstance(value, float) and math.isfinite(value)), default=0.0
+        )
         return [
             line
-            for index, pair in enumerate(zip(expected, found, strict=True))
-            for line in differences(*pair, f"{where}[{index}]")
+            for index, (old, new) in enumerate(zip(expected, found, strict=True))
+            for line in differences(old, new, f"{where}[{index}]", largest)
         ]
     numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for value in (expected, found))
-    if numbers and (expected == found or math.isclose(expected, found, rel_tol=TOLERANCE)):
+    if numbers and (expected == found or math.isclose(expected, found, rel_tol=TOLERANCE, abs_tol=TOLERANCE * scale)):
         return []
     if numbers and math.isnan(expected) and math.isnan(found):
         return []

@@ -49,7 +49,7 @@ from coalmine.canaries import rotation_numpy  # noqa: E402
 from coalmine.cli.compare import compare  # noqa: E402
 from coalmine.estimators.correlated import BandedNoise  # noqa: E402
 from coalmine.integrations.flower import Announcement, Observer, audited, canary_mod  # noqa: E402
-from coalmine.integrations.flower.arrays import Layout  # noqa: E402
+from coalmine.integrations.flower.arrays import RecordLayout  # noqa: E402
 from coalmine.integrations.flower.canary_clients import ASSIGNED  # noqa: E402
 from coalmine.integrations.flower.modes import NO_CANARY  # noqa: E402
 from coalmine.verification import verify_run  # noqa: E402
@@ -531,7 +531,7 @@ def test_others_are_the_clipped_average_of_the_real_clients(laid, wrapper, monke
 
 
 def test_a_reply_of_another_size_is_rejected():
-    layout = Layout.of(initial_arrays(SMALL))
+    layout = RecordLayout.of(initial_arrays(SMALL))
     wrong = ArrayRecord({"first": Array(np.zeros((10, 5), np.float32)), "last": Array(np.zeros(10, np.float32))})
     with pytest.raises(ValueError, match=r"'first' must hold 1990 numbers like the model's, got 50"):
         layout.update_into(np.empty(SMALL, np.float32), wrong, np.zeros(SMALL, np.float32))

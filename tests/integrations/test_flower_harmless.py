@@ -42,7 +42,7 @@ from flwr.serverapp.strategy import (  # noqa: E402
 from hostile_clients import CLIENT, HostileGrid, each  # noqa: E402
 
 from coalmine.integrations.flower import Announcement, Observer, audited, canary_mod  # noqa: E402
-from coalmine.integrations.flower.arrays import Layout  # noqa: E402
+from coalmine.integrations.flower.arrays import RecordLayout  # noqa: E402
 
 pytestmark = [pytest.mark.full, pytest.mark.usefixtures("quiet_flower")]
 
@@ -103,7 +103,7 @@ def values(record):
 
 def announced_by(audit, strategy, scale):
     """Let a strategy announce the canaries itself, so that the same clients are canaries without an AuditedStrategy."""
-    layout, configure = Layout.of(initial_arrays(SMALL)), strategy.configure_train
+    layout, configure = RecordLayout.of(initial_arrays(SMALL)), strategy.configure_train
 
     def configure_train(number, arrays, settings, grid):
         announcement = Announcement.of(

@@ -75,7 +75,7 @@ def test_a_number_is_the_accountants_epsilon_of_the_steps_that_ran():
         dict.fromkeys(("accounting", "noise", "sampling"), "PASS"),
     )
     assert (result.claim.epsilon, result.claim.sampling.rounds, result.claim.noise_multiplier) == (4.7, STEPS, 1.0)
-    assert "add or remove one" in str(result)
+    assert "for one row, added or removed" in str(result)
     small = run(gaussian(claim=3.0))
     assert (small.verdict.outcome, small.verdict.code) == ("VIOLATION", "accounting")
 
@@ -86,8 +86,9 @@ def test_a_replace_one_claim_is_the_headline_and_needs_the_noise_of_its_accounta
     assert (round(result.claim.epsilon, 2), result.claim.adjacency) == (6.40, "replace one")
     assert result.verdict.outcome == "PASS"
     assert result.verdict.finding.claimed_epsilon == pytest.approx(4.69, abs=0.01)
-    assert "sampling counted (Poisson sampling with probability 0.1 in 40 rounds, replace one)" in str(result)
-    assert "epsilon 6.403 if one row is replaced needs the noise that has epsilon 4.688" in str(result)
+    assert "sampling counted (Poisson sampling with probability 0.1 in 40 rounds, replace one)" in result.details()
+    assert "epsilon 6.403 if one row is replaced needs the noise that has epsilon 4.688" in "\n".join(result.notes)
+    assert "for one row, replaced" in str(result)
     # add or remove alone would allow this noise
     assert run(gaussian(neighboring_relation=REPLACE, stddev=0.8, dp_event=EVENT)).verdict.outcome == "VIOLATION"
 

@@ -13,6 +13,7 @@ from scipy import stats
 from scipy.special import log_ndtr, logsumexp
 
 from coalmine import Audit, mechanism_epsilon
+from coalmine.evidence.gaussian_gate import GaussianGate
 from coalmine.evidence.ladder import exact_bound, ladder, unit_null
 from coalmine.evidence.views import views
 from coalmine.measure.scale import block_scale

@@ -21,7 +21,7 @@ from coalmine.report.figures import loss_picture
 from coalmine.report.markdown import as_dict, markdown
 from coalmine.report.page import run_page
 from coalmine.report.sentences import ATTACKERS, LEGS, run_sentence
-from coalmine.report.table_rows import shown_rows
+from coalmine.report.table_rows import table_rows
 from coalmine.verdict.findings.amplified import (
     AccountedAboveClaim,
     DividedByCohort,
@@ -90,7 +90,7 @@ def test_other_claims_have_no_parts(runs, pages):
 
 
 def test_the_verdict_is_one_sentence(runs):
-    assert run_sentence(runs["honest"]) == "PASS: the run keeps ε ≤ 5.573 at δ 1e-5 for one client"
+    assert run_sentence(runs["honest"]) == "PASS: the run keeps ε ≤ 5.573 at δ 1e-5 for one client, added or removed"
     assert run_sentence(runs["often"]).startswith("VIOLATION: the run gives away more than the claimed ε = 5.573")
     assert "clients are not sampled as claimed, and the scheme that is seen has ε ≥ " in plain(runs["often"].result)
     assert "nobody observed whom the pipeline's own sampler picks" in plain(runs["blind"].result)
@@ -101,7 +101,7 @@ def test_the_verdict_is_one_sentence(runs):
 def test_unknown_round_has_its_place_in_the_ladder(runs, pages):
     assert list(ATTACKERS) == list(RUNGS)
     result = runs["honest"].result
-    assert [row.rung for row in shown_rows(result)] == list(RUNGS)
+    assert [row.rung for row in table_rows(result)] == list(RUNGS)
     page = pages["honest"]
     assert "but not in which rounds the target took part: the attacker whose ε accountants compute" in page
     assert "and known-others may lie beyond it" in page
@@ -109,7 +109,7 @@ def test_unknown_round_has_its_place_in_the_ladder(runs, pages):
 
 def test_the_claim_states_scheme_accountant_adjacency_and_kind(runs):
     result = runs["honest"].result
-    assert "sampling counted: Poisson sampling with probability 0.1 in 60 rounds" in brief(result)
+    assert "counting Poisson sampling with probability 0.1 in 60 rounds" in brief(result)
     assert claim_basis(result) == (
         "noise multiplier 1; accountant: dp-accounting PLD, upper bound ε = 5.57; adjacency: add or remove one"
     )

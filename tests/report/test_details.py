@@ -14,7 +14,7 @@ from coalmine.report.details import client_exposure, details, figures, folded_li
 from coalmine.report.markdown import markdown
 from coalmine.report.page import run_page
 from coalmine.report.sentences import QUESTIONS
-from coalmine.report.table_rows import all_rows, folded_rows, rung_verdict, shown_rows, top_row
+from coalmine.report.table_rows import all_rows, rung_verdict, secondary_rows, table_rows, top_row
 from coalmine.result.audit_result import AuditResult
 
 GROUPS = {"canaries": 140, "presentations": (1, 2, 3, 4)}
@@ -69,7 +69,7 @@ def test_every_view_shows_what_was_audited(run):
     text = details(run.result)
     assert "tensors: checked (each by itself: dense, bias)" in text
     assert "sampler: not checked (" in text
-    assert "checked      noise level and law, tensors, participation, others' sum" in brief(run.result)
+    assert "checked      noise, tensors, participation, sum of others" in brief(run.result)
     page, text = run_page(run), markdown([run])
     for item in run.result.audited:
         assert QUESTIONS[item.name] in page
@@ -79,10 +79,10 @@ def test_every_view_shows_what_was_audited(run):
 def test_each_attacker_has_one_row_and_the_rest_is_folded_away(grouped):
     result = grouped.result
     assert len(all_rows(result)) > 5
-    assert [row.rung for row in shown_rows(result)] == list(result.adversaries)
-    assert {row.presentations for row in shown_rows(result) if row.rung.startswith("known")} == {4}
-    assert len(shown_rows(result)) + len(folded_rows(result)) == len(all_rows(result))
-    assert folded_line(result) == f"{len(folded_rows(result))} more rows, one for each number of presentations"
+    assert [row.rung for row in table_rows(result)] == list(result.adversaries)
+    assert {row.presentations for row in table_rows(result) if row.rung.startswith("known")} == {4}
+    assert len(table_rows(result)) + len(secondary_rows(result)) == len(all_rows(result))
+    assert folded_line(result) == f"{len(secondary_rows(result))} more rows, one for each number of presentations"
     text = markdown([grouped])
     assert folded_line(result) in text
     assert sum(line.startswith("| known-others") for line in text.splitlines()) == 1
@@ -96,11 +96,11 @@ def test_a_pooled_headline_replaces_its_rungs_row(grouped):
     pooled = {"rung": "known-others", "participations": 9, "epsilon": 7.25, "interval": [7.0, 8.0], "pooled": True}
     pooled |= {"lower_bound_gaussian": 7.1, "interval_gaussian": [7.05, 7.5], "gaussian_withheld": None}
     result = changed(grouped.result, headline=pooled)
-    row = shown_rows(result)[-1]
+    row = table_rows(result)[-1]
     assert (row.rung, row.presentations, row.epsilon, row.interval) == ("known-others", 9, 7.25, (7.0, 8.0))
     assert numbers(result)["measured ε"] == (7.25, "by known-others 9×, fitted to all canaries")
     assert numbers(result)["bound if Gaussian"][0] == row.lower_bound_gaussian == 7.1
-    assert sum(each.rung == "known-others" for each in folded_rows(result)) == 4
+    assert sum(each.rung == "known-others" for each in secondary_rows(result)) == 4
     text = markdown([dataclasses.replace(grouped, result=result)])
     assert "| known-others 9×, pooled |" in text
     assert "known-others 9×" in run_page(dataclasses.replace(grouped, result=result))
@@ -112,7 +112,7 @@ def test_a_deciding_rung_is_shown_even_without_its_own_row(grouped):
     pooled = {"rung": "known-others", "participations": 4, "epsilon": 7.25, "interval": None, "pooled": True}
     pooled |= {"lower_bound_gaussian": None, "interval_gaussian": None, "gaussian_withheld": "a reason"}
     result = changed(grouped.result, headline=pooled, adversaries=others)
-    assert shown_rows(result)[-1].rung == "known-others"
+    assert table_rows(result)[-1].rung == "known-others"
     assert rung_verdict(result, "known-others") == result.verdict.outcome
     page = run_page(dataclasses.replace(grouped, result=result))
     assert "known-others 4×" in page

@@ -9,9 +9,9 @@ from rich.console import Console
 from runs import make_run
 
 from coalmine.cli.screen import screen
+from coalmine.integrations.trackers import mlflow, tensorboard
 from coalmine.log.run_directory import RunDirectory
 from coalmine.report.live_view import Watcher
-from coalmine.report.trackers import MLflow, TensorBoard
 
 
 def render(frame):
@@ -94,7 +94,7 @@ def test_each_scalar_is_logged_once_to_tensorboard_and_mlflow(run, monkeypatch):
     board.SummaryWriter = Notes  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", board)
     monkeypatch.setitem(sys.modules, "mlflow", Notes())
-    for tracker in (TensorBoard(run / "events"), MLflow()):
+    for tracker in (tensorboard(run / "events"), mlflow()):
         for _ in range(2):
             tracker.send(Watcher(run).look().scalars)
         calls = Notes.last.calls  # type: ignore[attr-defined]
@@ -107,6 +107,6 @@ def test_a_missing_tracker_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     monkeypatch.setitem(sys.modules, "mlflow", None)
     with pytest.raises(ImportError, match="pip install tensorboard"):
-        TensorBoard("events")
+        tensorboard("events")
     with pytest.raises(ImportError, match="pip install mlflow"):
-        MLflow()
+        mlflow()

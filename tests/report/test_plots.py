@@ -15,7 +15,7 @@ from coalmine.evidence.ladder import Scores
 from coalmine.evidence.views import views
 from coalmine.report import plots, read_run
 from coalmine.report.svg import needs_matplotlib, save_plot
-from coalmine.report.table_rows import all_rows, shown_rows
+from coalmine.report.table_rows import all_rows, table_rows
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def test_the_roc_curve_of_guessing_is_the_diagonal():
 
 def test_the_ladder_draws_one_line_for_each_attacker(ax, run):
     plots.ladder(ax, run.result)
-    rows = shown_rows(run.result)
+    rows = table_rows(run.result)
     assert len({row.rung for row in rows}) == len(rows) < len(all_rows(run.result))
     assert [label.get_text() for label in ax.get_yticklabels()] == [row.name for row in rows]
     marks = [line for line in ax.lines if line.get_marker() == "o"]
@@ -74,7 +74,7 @@ def test_widely_spread_epsilons_get_a_log_axis(ax, values, scale):
 
 
 def test_every_plot_draws_on_the_axes_it_is_given(run):
-    views_seen = list(views(run.rounds.as_log, run.result.settings))
+    views_seen = list(views(run.rounds, run.result.settings))
     bars = [plots.Bar("noise 1", 1, 3.0, 1.0), plots.Bar("noise 1", 2, math.inf, 2.0)]
     scores = run.scores[0]
     row = run.result[scores.rung].headline

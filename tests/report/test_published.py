@@ -58,7 +58,7 @@ def run(tmp_path_factory):
 def expected(run):
     read = read_run(run)
     scores = next(each for each in read.scores if each.rung == "known-others")
-    return published_rows(scores, delta=1e-6, log=read.rounds.as_log, settings=read.result.settings)
+    return published_rows(scores, delta=1e-6, log=read.rounds, settings=read.result.settings)
 
 
 def test_the_page_shows_every_row(run, expected):
@@ -185,7 +185,7 @@ def test_an_unobserved_round_is_named():
 
 def test_missing_canife_inputs_are_named_for_this_run(run):
     read = read_run(run)
-    few = canife_needs(read.rounds.as_log, read.result.settings)
+    few = canife_needs(read.rounds, read.result.settings)
     assert few.startswith("needs 10 or more scores with the canary in each audited round (here at most 9 canaries")
     assert "probability with which Poisson sampling puts a client into a round" in few
     settings = checked_settings(

@@ -111,7 +111,9 @@ def test_below_the_floor_nothing_was_detected(tmp_path):
     run = read_run(make_run(tmp_path / "quiet", noise_multiplier=100.0, claim=False, canaries=50))
     strongest = strongest_row(run.result)
     assert strongest.epsilon <= strongest.floor
-    assert f"nothing above chance, which reaches ε {format_number(strongest.floor, 2)}" in brief(run.result)
+    assert f"the attack finds no canary, and chance alone reaches ε {format_number(strongest.floor, 2)}" in brief(
+        run.result
+    )
     assert any("known-others detected nothing: 50 canaries" in step for step in next_steps(run))
 
 

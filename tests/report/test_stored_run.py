@@ -53,7 +53,7 @@ def test_views_are_those_of_the_log(run, known, monkeypatch):
         kept = tuple(dataclasses.replace(item, **without) for item in read.rounds.kept)
         read = dataclasses.replace(read, rounds=dataclasses.replace(read.rounds, kept=kept))
     assert read.views_are_residuals == known
-    expected = list(views(read.rounds.as_log, read.result.settings, residual=known, whitened=False))
+    expected = list(views(read.rounds, read.result.settings, residual=known, whitened=False))
     assert [view.number for view in read.views] == [view.number for view in expected] == list(range(1, 13))
     for ours, theirs in zip(read.views, expected, strict=True):
         np.testing.assert_array_equal(ours.observed, theirs.observed)
@@ -85,7 +85,7 @@ def test_thinning_keeps_the_observed_scores(run):
     read = read_run(run)
     thin, fewer = read.rounds.thinned(read.result.settings, most=12 * 250)
     assert fewer.unobserved == 150
-    for ours, whole in zip(ladder(thin.as_log, fewer), read.scores, strict=True):
+    for ours, whole in zip(ladder(thin, fewer), read.scores, strict=True):
         np.testing.assert_array_equal(ours.observed, whole.observed)
         np.testing.assert_array_equal(ours.unobserved, whole.unobserved[:150])
 

@@ -93,7 +93,7 @@ def test_a_fraction_of_too_few_clients_is_rejected():
         ({"claim": {"amplified": True}}, "claim.amplified belongs to a claimed number"),
         (
             {"claim": {"accountant": True}, "participation": {"kind": "limited"}},
-            "no accountant amplifies participation limited",
+            "amplification is not supported for participation limited",
         ),
         (
             {

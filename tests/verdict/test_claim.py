@@ -1,11 +1,27 @@
 """Claims: which ones are valid, and that they survive a round trip through JSON."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
+from dp_accounting import GaussianDpEvent
+from dp_accounting.rdp import RdpAccountant
 
-from coalmine import Audit, Claim, FixedSize, Poisson, RandomAllocation, Shuffled
+from coalmine import (
+    Audit,
+    Claim,
+    FixedSize,
+    Poisson,
+    RandomAllocation,
+    Shuffled,
+    mechanism_epsilon,
+    mechanism_noise,
+)
+from coalmine.estimators.planning import power_against_claim
+from coalmine.measure.settings import Settings
+from coalmine.verdict.rung_claim import TEST_LEVEL
+from studies.exact_rounds import DELTA, audited_rounds
 
 SCHEMES = [Poisson(0.1, rounds=100), RandomAllocation(20, 3), Shuffled(20), FixedSize(10, 200, rounds=30)]
 
@@ -47,6 +63,22 @@ def test_a_number_is_a_mechanism_claim():
         (
             {"epsilon": 1, "sampling": SCHEMES[0], "sampler_observed": 1},
             "sampler_observed must be True or False, got 1",
+        ),
+        ({"epsilon": 1, "counts_sampling": 0}, "counts_sampling must be True, False or None, got 0"),
+        ({"epsilon": 1, "unit": "row\nPASS"}, "unit must be a word such as row"),
+        ({"epsilon": 1, "unit": "x" * 61}, "unit must be a word such as row"),
+        ({"epsilon": 1, "adjacency": "swap"}, "adjacency must be one of add or remove one, zero out one, replace one"),
+        (
+            {"epsilon": 1, "sampling": SCHEMES[1], "adjacency": "replace one"},
+            "adjacency must be 'add or remove one' or 'zero out one' for random allocation",
+        ),
+        (
+            {"epsilon": 1, "sampling": SCHEMES[2], "adjacency": "add or remove one"},
+            "adjacency must be 'zero out one' for shuffling",
+        ),
+        (
+            {"epsilon": 1, "sampling": SCHEMES[3], "adjacency": "zero out one"},
+            "adjacency must be 'replace one' for fixed-size sampling",
         ),
     ],
 )
@@ -117,11 +149,11 @@ def test_a_bare_number_counts_the_sampling_that_the_audit_knows():
         audit.observe_round(number, noise, present=[], others=np.zeros(400), noise_std=1.0, clip_norm=1.0)
     result = audit.result()
     assert result.claim == Claim(3.0, sampling=Poisson(0.1, rounds=6))
-    assert "sampling counted: Poisson sampling with probability 0.1 in 6 rounds" in str(result)
+    assert "counting Poisson sampling with probability 0.1 in 6 rounds" in str(result)
     assert result.verdict.outcome == "UNDERPOWERED"
     explicit = audit.result(claim=Claim.mechanism(3.0))
     assert explicit.claim.sampling is None
-    assert "the attacker knows the rounds of a client; no sampling counted" in str(explicit)
+    assert "a client whose rounds the attacker knows" in str(explicit)
 
 
 @pytest.mark.parametrize("text", ["3", "mechanism:3", " 3.0 "])
@@ -135,3 +167,70 @@ def test_a_claim_is_read_from_text(text):
 def test_text_that_is_no_claim_is_refused_with_the_right_spelling(text):
     with pytest.raises(ValueError, match="claim must be a number such as 3, or mechanism:3"):
         Claim.of(text)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"epsilon": 3}, r"claim must be a number such as 3.0, or a Claim, got \{'epsilon': 3\}"),
+        (
+            GaussianDpEvent(1.0),
+            r"a Claim, got GaussianDpEvent.*: Claim.from_event\(event, delta, neighboring_relation\)",
+        ),
+        (RdpAccountant(), "got <dp_accounting.*: pass its epsilon"),
+    ],
+)
+def test_what_is_no_number_is_refused_with_the_right_spelling(given, message):
+    with pytest.raises(TypeError, match=message):
+        Claim.of(given)
+
+
+REPLACED = "replace one"
+TIMES = 5
+
+
+def replaced_epsilon(noise):
+    """Replacing a client moves each of its rounds by two clip norms."""
+    return float(mechanism_epsilon(noise / 2, delta=DELTA, participations=TIMES))
+
+
+def run_of_five_rounds(claim, *, noise=1.0, stated=None, seed=0):
+    settings = Settings(dim=4_000, canaries=200, unobserved=200, delta=DELTA, rounds=TIMES, presentations=(TIMES,))
+    said = [noise if stated is None else stated] * TIMES
+    present = [np.arange(200)] * TIMES
+    return audited_rounds(present, [noise] * TIMES, said, settings, np.random.default_rng(seed), claim, watched=True)
+
+
+@pytest.mark.parametrize("terms", [{}, {"participations": TIMES}, {"counts_sampling": False}])
+def test_a_replace_one_claim_about_known_rounds_needs_twice_the_noise(terms):
+    """The number that would be right if a client were added or removed is refuted without chance."""
+    claim = Claim(replaced_epsilon(1.0), adjacency=REPLACED, **terms)
+    results = [run_of_five_rounds(claim, seed=seed) for seed in range(10)]
+    assert [str(result.verdict.outcome) for result in results].count("PASS") >= 9
+    assert all(result.alarm is None for result in results)
+    result = results[0]
+    assert result.headline.interval[0] < claim.epsilon < result.headline.interval[1]
+    assert "for one client, replaced" in str(result)
+    assert run_of_five_rounds(claim, noise=1 / 1.4).verdict.outcome == "VIOLATION"
+    assert run_of_five_rounds(claim, noise=1 / 1.4, stated=1.0).verdict.outcome == "VIOLATION"
+    added = float(mechanism_epsilon(1.0, delta=DELTA, participations=TIMES))
+    refuted = run_of_five_rounds(replace(claim, epsilon=added))
+    assert (str(refuted.verdict.outcome), refuted.verdict.code) == ("VIOLATION", "stated")
+    assert refuted.verdict.finding.epsilon == pytest.approx(claim.epsilon)
+
+
+def test_the_power_against_a_replace_one_claim_is_that_of_twice_the_claim():
+    """Twice an epsilon of replacement is less than twice a canary's own epsilon, so it is harder to detect."""
+    claim = Claim(replaced_epsilon(1.0), participations=TIMES, adjacency=REPLACED)
+    finding = run_of_five_rounds(claim).verdict.finding
+    faulty = float(mechanism_noise(2 * claim.epsilon, delta=DELTA, participations=TIMES)) * 2
+    canary = float(mechanism_epsilon(faulty, delta=DELTA, participations=TIMES))
+    own = float(mechanism_epsilon(1.0, delta=DELTA, participations=TIMES))
+    assert canary < 1.9 * own
+    settings = {"delta": DELTA, "level": TEST_LEVEL, "factor": canary / own}
+    assert finding.power == pytest.approx(power_against_claim(finding.canaries, own, **settings), rel=1e-2)
+
+
+def test_an_audit_refuses_a_claim_that_its_sampling_cannot_have():
+    with pytest.raises(ValueError, match="adjacency must be 'zero out one' for shuffling"):
+        Audit(400, canaries=20, seed=1, delta=DELTA, sampling=Shuffled(20), claim=Claim(3.0, adjacency=REPLACED))

@@ -27,7 +27,7 @@ from coalmine.verdict.scores_estimate import (
     LARGEST,
     SMALLEST,
     ScoredCanaries,
-    ScoreResult,
+    ScoresEstimate,
     checked_scores,
     estimate_from_scores,
 )
@@ -211,7 +211,7 @@ def _dilution_note(observed: Floats, dim: int) -> tuple[str, ...]:
     )
 
 
-def _print(result: ScoreResult) -> None:
+def _print(result: ScoresEstimate) -> None:
     found, level = result.estimate, f"{result.confidence * 100:g} %"
     assert found.interval is not None
     bound = f"lower bound, {level}"
@@ -233,7 +233,7 @@ def _print(result: ScoreResult) -> None:
         click.echo(line)
 
 
-def _every_row(result: ScoreResult) -> tuple[LiteratureRow, ...]:
+def _every_row(result: ScoresEstimate) -> tuple[LiteratureRow, ...]:
     canaries = result.canaries
     return compare_estimators(
         canaries.observed,
@@ -261,7 +261,7 @@ def _print_rows(rows: Sequence[LiteratureRow]) -> None:
         click.echo(f"not applicable: {names}: {needs}")
 
 
-def _lines(result: ScoreResult) -> list[str]:
+def _lines(result: ScoresEstimate) -> list[str]:
     """The lines below the table."""
     found = result.estimate
     mean = (found.mean - found.null_mean) / found.null_std

@@ -139,7 +139,7 @@ class FiniteRange(click.FloatRange):
         return number
 
 
-class Count(click.types.IntParamType):
+class CountType(click.types.IntParamType):
     """A whole number, which may be written as 1e8."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
@@ -156,7 +156,7 @@ class Count(click.types.IntParamType):
         return int(number)
 
 
-COUNT = Count()
+COUNT = CountType()
 
 
 def _verbose() -> click.Option:

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import time
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,11 +14,12 @@ from rich.live import Live
 from coalmine.cli.exit_codes import VERDICT_CODES
 from coalmine.cli.options import COUNT, Command, FiniteRange, argument
 from coalmine.cli.output import print_error, print_line
+from coalmine.cli.page_server import page_server
 from coalmine.cli.screen import screen
+from coalmine.integrations.trackers import Tracker, mlflow, tensorboard, wandb
 from coalmine.log.run_directory import is_run
 from coalmine.report.document import write_live_page
 from coalmine.report.live_view import Frame, Watcher
-from coalmine.report.trackers import MLflow, TensorBoard, Tracker
 from coalmine.verdict.claim import Claim
 
 RELOADED = 5  # least seconds between reloads of the live page
@@ -48,12 +50,19 @@ DRAWING = 3.0  # least wait before drawing the page again, as a multiple of the 
     help="Run a shell command once when a round refutes the claim, for example 'kill -TERM 4711'.",
 )
 @click.option(
-    "--html", type=click.Path(path_type=Path, dir_okay=False), help="File for a live report, which is kept up to date."
+    "--html",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="File for a live report, which is kept up to date, and served on an address that is printed.",
 )
 @click.option(
-    "--tensorboard", type=click.Path(path_type=Path, file_okay=False), help="Folder for TensorBoard event files."
+    "--tensorboard",
+    "event_folder",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Folder for TensorBoard event files.",
 )
-@click.option("--mlflow", is_flag=True, help="Also log to the active MLflow run.")
+@click.option("--mlflow", "to_mlflow", is_flag=True, help="Also log to the active MLflow run.")
+@click.option("--wandb", "to_wandb", is_flag=True, help="Also log to the active run of Weights & Biases.")
 def watch(
     directory: Path,
     every: float,
@@ -62,8 +71,9 @@ def watch(
     stop_on_violation: bool,
     on_violation: str | None,
     html: Path | None,
-    tensorboard: Path | None,
-    mlflow: bool,
+    event_folder: Path | None,
+    to_mlflow: bool,
+    to_wandb: bool,
 ) -> int:
     """Follow a run while it trains.
 
@@ -79,9 +89,8 @@ def watch(
         raise ValueError(f"{directory} holds no run, not even an unfinished one: name the --out of a `coalmine run`")
     if participations is not None and claim is None:
         raise click.UsageError("--participations belongs to a --claim")
-    trackers: list[Tracker] = [TensorBoard(tensorboard)] if tensorboard else []
-    if mlflow:
-        trackers.append(MLflow())
+    trackers = [tensorboard(event_folder)] if event_folder else []
+    trackers += [make() for make, wanted in ((mlflow, to_mlflow), (wandb, to_wandb)) if wanted]
     asked = None if claim is None else Claim(claim, participations=participations)
     watcher, console = Watcher(directory, asked), Console()
     follower = _Follower(watcher, trackers, html, on_violation, stop_on_violation)
@@ -95,19 +104,27 @@ def watch(
         console.print(screen(frame))
         return follower.exit_code
     try:
-        if console.is_terminal:
-            with Live(screen(frame), console=console, auto_refresh=False) as live:
-                while not follower.done:
-                    time.sleep(every)
-                    live.update(screen(follower.look()), refresh=True)
-        else:
-            while not follower.done:
-                time.sleep(every)
-                frame = follower.look()
-            console.print(screen(frame))
+        with page_server(html) if html else nullcontext("") as address:
+            if address:
+                print_line(f"the page is at {address} while this watches")
+            _follow(follower, frame, console, every)
     except KeyboardInterrupt:
         console.print("stopped watching; the run continues")
     return follower.exit_code
+
+
+def _follow(follower: "_Follower", frame: Frame, console: Console, every: float) -> None:
+    """Look at the run every few seconds until it is done; a terminal shows each look, a file only the last."""
+    if not console.is_terminal:
+        while not follower.done:
+            time.sleep(every)
+            frame = follower.look()
+        console.print(screen(frame))
+        return
+    with Live(screen(frame), console=console, auto_refresh=False) as live:
+        while not follower.done:
+            time.sleep(every)
+            live.update(screen(follower.look()), refresh=True)
 
 
 @dataclass

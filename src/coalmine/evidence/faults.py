@@ -3,18 +3,23 @@
 The gauges say which of them they see (`coalmine.evidence.gauges`), and `coalmine.known_faults` names the likely ones.
 """
 
+import math
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Fault:
-    """A fault: its title, its meaning and its fix. With a `reason`, no audit with canaries can detect it."""
+    """A fault: its title, its meaning and its fix. With a `reason`, no audit with canaries can detect it.
+
+    `noise_left` is the share of the stated noise that it leaves in every round, if it leaves the same in all.
+    """
 
     name: str
     title: str
     meaning: str
     fix: str
     reason: str = ""
+    noise_left: float | None = None
 
     @property
     def detectable(self) -> bool:
@@ -55,18 +60,21 @@ NOISE_OVER_N = Fault(
     "noise divided by n twice",
     "The noise std was divided by the number of clients before the average divided it again.",
     _ADD_THEN_DIVIDE,
+    noise_left=0.05,
 )
 NOISE_OVER_2 = Fault(
     "noise-over-2",
     "half the noise",
     "The noise std is half of what is claimed: the clip norm or the multiplier is not the one that was accounted for.",
     _COMPARE_STD,
+    noise_left=0.5,
 )
 NOISE_OVER_ROOT_2 = Fault(
     "noise-over-root-2",
     "noise too small by √2",
     "A variance was taken for a std, or two parties were to add half of the variance each and one of them did not.",
     _COMPARE_STD,
+    noise_left=math.sqrt(0.5),
 )
 NOISE_TIMES_N = Fault(
     "noise-times-n",

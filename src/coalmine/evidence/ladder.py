@@ -25,7 +25,7 @@ from coalmine.estimators.loss_law import LossLaw
 from coalmine.estimators.null import CosineNull
 from coalmine.evidence.noise_schedule import NoiseSchedule
 from coalmine.evidence.views import RoundViews, View, read_log, sketch_columns
-from coalmine.log.rounds_file import RoundLog
+from coalmine.log.recorded import RecordedRounds
 from coalmine.measure.round import Final
 from coalmine.measure.scale import SMALLEST, block_scale
 from coalmine.measure.settings import Settings
@@ -72,7 +72,7 @@ class Scores:
         return float(self.presentations or 1) if self.strength is None else self.strength
 
 
-def ladder(log: RoundLog, settings: Settings) -> list[Scores]:
+def ladder(log: RecordedRounds, settings: Settings) -> list[Scores]:
     """The scores of every rung whose inputs were given; several groups if presentations differ."""
     reader = LadderReader(log, settings)
     read_log(log, settings, reader)
@@ -82,7 +82,7 @@ def ladder(log: RoundLog, settings: Settings) -> list[Scores]:
 class LadderReader:
     """Takes one round after another, and computes the scores of every rung at any time."""
 
-    def __init__(self, log: RoundLog, settings: Settings) -> None:
+    def __init__(self, log: RecordedRounds, settings: Settings) -> None:
         self._settings = settings
         self._present: dict[int, npt.NDArray[np.int32]] = {}
         self._times = np.zeros(settings.canaries, dtype=np.int64)
@@ -199,7 +199,7 @@ def _final_scores(times: npt.NDArray[np.int64], final: Final, settings: Settings
     return scored
 
 
-def presented_times(log: RoundLog, settings: Settings) -> npt.NDArray[np.int64]:
+def presented_times(log: RecordedRounds, settings: Settings) -> npt.NDArray[np.int64]:
     """The number of observed rounds in which each canary took part."""
     times = np.zeros(settings.canaries, dtype=np.int64)
     for entry in log.observed:
@@ -210,7 +210,7 @@ def presented_times(log: RoundLog, settings: Settings) -> npt.NDArray[np.int64]:
 class _Presentations:
     """Weighted scores of each canary over its own rounds, and the parts of their variance."""
 
-    def __init__(self, log: RoundLog, settings: Settings, *, residual: bool) -> None:
+    def __init__(self, log: RecordedRounds, settings: Settings, *, residual: bool) -> None:
         self.residual = residual
         self.times = np.zeros(settings.canaries, dtype=np.int64)
         self.sums = np.zeros(settings.canaries)
@@ -341,7 +341,7 @@ def _dof(settings: Settings, pooled: float, *, estimated: bool, whitened: bool =
     return min(pooled, settings.unobserved) if estimated else pooled
 
 
-def _weights(log: RoundLog, *, residual: bool) -> Callable[[View], float]:
+def _weights(log: RecordedRounds, *, residual: bool) -> Callable[[View], float]:
     """The weight of a round: a canary's contribution over the scale, from the stated noise or else from the clip norm.
 
     In a residual, which is noise alone, a canary adds the same number of standard deviations in every round. Its scale is
@@ -369,7 +369,7 @@ class _SharedVariance:
     used, and the variance is approximate, to √(2/directions).
     """
 
-    def __init__(self, log: RoundLog, settings: Settings) -> None:
+    def __init__(self, log: RecordedRounds, settings: Settings) -> None:
         self._settings, self._times = settings, presented_times(log, settings)
         self._columns = sketch_columns(settings, len(log.numbers))
         self._weigh = _weights(log, residual=False)

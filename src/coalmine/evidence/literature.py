@@ -20,7 +20,7 @@ from coalmine.estimators.literature.jagielski2023 import (
 )
 from coalmine.estimators.literature.literature_row import LiteratureRow
 from coalmine.evidence.ladder import RUNGS, Scores, presented_times
-from coalmine.log.rounds_file import RoundLog
+from coalmine.log.recorded import RecordedRounds
 from coalmine.measure.settings import Settings
 
 SUMMED = "a checkpoint is the sum of what the rounds released so far, and a score the canary's product with it"
@@ -32,7 +32,7 @@ def published_rows(
     *,
     delta: float,
     confidence: float = 0.95,
-    log: RoundLog | None = None,
+    log: RecordedRounds | None = None,
     settings: Settings | None = None,
 ) -> tuple[LiteratureRow, ...]:
     """Every published estimator on one rung's scores; none if there are too few scores.
@@ -50,7 +50,7 @@ def published_rows(
     return tuple(replace(row, needs=needs) if row.name.startswith("CANIFE") else row for row in rows)
 
 
-def checkpoint_scores(log: RoundLog, settings: Settings, rung: str) -> Iterator[Floats]:
+def checkpoint_scores(log: RecordedRounds, settings: Settings, rung: str) -> Iterator[Floats]:
     """Scores of all canaries, observed ones first, at one checkpoint after another.
 
     For the ladder's rungs they are products with the sum of the releases, which starts at 0: the initial model adds the
@@ -70,7 +70,7 @@ def checkpoint_scores(log: RoundLog, settings: Settings, rung: str) -> Iterator[
         yield total
 
 
-def canife_needs(log: RoundLog, settings: Settings) -> str:
+def canife_needs(log: RecordedRounds, settings: Settings) -> str:
     """The input of CANIFE's composition that a log of rounds lacks.
 
     With ten canaries in a round, that round's epsilon could be computed. But rounds are composed as Poisson samples, and a
@@ -92,7 +92,7 @@ def canife_needs(log: RoundLog, settings: Settings) -> str:
 
 
 def _over_checkpoints(
-    scores: Scores, log: RoundLog, settings: Settings, *, delta: float, confidence: float
+    scores: Scores, log: RecordedRounds, settings: Settings, *, delta: float, confidence: float
 ) -> tuple[LiteratureRow, ...]:
     """Jagielski 2023's rows on the canaries of the rung's scores, against all unobserved ones."""
     missing = max(log.numbers, default=0) - len(log.numbers)

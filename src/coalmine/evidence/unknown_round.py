@@ -25,7 +25,7 @@ from coalmine.estimators.sampling import FixedSize, Poisson, Sampling
 from coalmine.evidence.ladder import Scores
 from coalmine.evidence.noise_schedule import counted_strengths
 from coalmine.evidence.views import RoundViews
-from coalmine.log.rounds_file import RoundLog
+from coalmine.log.recorded import RecordedRounds
 from coalmine.measure.settings import Settings
 
 RUNG = "unknown-round"
@@ -151,7 +151,7 @@ class LossFit:
     absent: tuple[float, ...]
 
 
-def stated_multiplier(log: RoundLog) -> float | None:
+def stated_multiplier(log: RecordedRounds) -> float | None:
     """The noise multiplier that the first observed round states; None if it states none."""
     first = next(log.rounds(), None)
     if first is None or first.noise_std is None or not first.clip_declared:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from coalmine.argument_checks import Floats
 from coalmine.estimators.correlated import CorrelatedNoise, Encoder
 from coalmine.evidence.noise_schedule import NoiseSchedule
-from coalmine.log.rounds_file import RoundLog
+from coalmine.log.recorded import RecordedRounds
 from coalmine.measure.round import Round
 from coalmine.measure.scale import SMALLEST, block_scale
 from coalmine.measure.settings import Settings
@@ -68,14 +68,14 @@ class Reader(Protocol):
     def add(self, look: RoundViews) -> None: ...
 
 
-def read_log(log: RoundLog, settings: Settings, *readers: Reader) -> None:
+def read_log(log: RecordedRounds, settings: Settings, *readers: Reader) -> None:
     """Pass every observed round to every reader, in one pass."""
     for look in looks(log, settings):
         for reader in readers:
             reader.add(look)
 
 
-def looks(log: RoundLog, settings: Settings) -> Iterator[RoundViews]:
+def looks(log: RecordedRounds, settings: Settings) -> Iterator[RoundViews]:
     """Every observed round with its views."""
     schedule = NoiseSchedule.of(log.observed, settings)
     claimed = all(entry.states_noise for entry in log.observed)
@@ -122,7 +122,9 @@ def sketch_columns(settings: Settings, rounds: int) -> int:
     return min(settings.unobserved, max(SKETCH // max(rounds, 1), FEWEST_COLUMNS))
 
 
-def views(log: RoundLog, settings: Settings, *, residual: bool = False, whitened: bool | None = None) -> Iterator[View]:
+def views(
+    log: RecordedRounds, settings: Settings, *, residual: bool = False, whitened: bool | None = None
+) -> Iterator[View]:
     """One view of each observed round that has it; `whitened` by default as `residual`."""
     undone = residual if whitened is None else whitened
     for look in looks(log, settings):

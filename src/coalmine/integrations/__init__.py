@@ -26,19 +26,5 @@ have scale 10, and `finish` takes the state of the noise.
 `finish`. `torch_distributed` is not a framework: its `reduce_over` sums an audit's numbers over the ranks of a training run,
 for `opacus` under DDP and FSDP2 and for `Audit.for_model`.
 
-To add a framework, write a module with a function `audited`:
-
-1. Import the framework in a `try`, and name the extra to install in the ImportError. Add that extra to pyproject.toml.
-2. Check the thing's type and the settings before anything is written. `setup.set_up_audit` then makes the audit, or takes
-   the user's own. Pass it the name and size of each tensor, so that each gets a noise gauge.
-3. In each round, put canaries where clients' updates enter. If you can, send each through the clip: `Audit.update(i,
-   clip_norm, scale=10)`. Otherwise add their sum after the clip: `Audit.updates`.
-4. After the noise, call `Audit.observe_round` with the release, the present canaries, the clipped sum of the others, the
-   noise's std, the clip norm and the scale. All lengths are in the units of the release. Omit what you do not know.
-5. Derive the class of `thing.audit` from `framework_audit.FrameworkAudit`. It holds the audit, writes config, metrics and
-   result, and forwards what a user needs. Its `finish` has typed keywords, and ends with `conclude(claim, FinishedRun(…))`.
-   A `FinishedRun` says how the framework's accountant counts the run (`accounted`), so that a claimed number is read as
-   that accountant's. It has an `AuditedItem` for each part of the pipeline that only the framework knows about: clipping,
-   weights, tensors, sampler, others.
-6. Add an example, a page that shows its diff, and tests that compare it with the mechanism's epsilon.
+CONTRIBUTING.md says how to add a framework.
 """

@@ -47,7 +47,7 @@ def claim_for_weight(audit: Audit, claim: Claim, weight: float) -> Claim:
     if weight <= 1 or claim.amplified or claim.sensitivity is not None:
         return claim
     times = claim.participations or most_presentations(audit)
-    return replace(claim, sensitivity=weight * math.sqrt(times))
+    return replace(claim, sensitivity=weight * claim.moved * math.sqrt(times))
 
 
 def observed_claim(claim: Claim, *, sampler_observed: bool, noise: float | None, weight: float) -> Claim:

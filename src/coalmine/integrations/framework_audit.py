@@ -6,12 +6,14 @@ from types import TracebackType
 from typing import Any, ClassVar, Self
 
 from coalmine.audit import Audit
+from coalmine.integrations.follower import Dashboards, Follower, Progress
 from coalmine.integrations.recorder import FinishedRun, RunRecorder, Trainer
 from coalmine.log.rounds_file import RoundLog
 from coalmine.log.run_directory import RunDirectory
 from coalmine.measure.settings import Settings
 from coalmine.result.audit_result import AuditResult
 from coalmine.result.other_rank import ResultOnRank0
+from coalmine.result.words import IN_STEPS, STEP, Words
 from coalmine.verdict.alarm import Alarm
 from coalmine.verdict.claim import Claim
 from coalmine.verdict.coverage import AuditedItem
@@ -54,6 +56,17 @@ class FrameworkAudit(ABC):
         """Let `on_violation` read a claim that is a bare number as this accounting."""
         if accounted is not None and self.core.claim is not None and self.core.claim.bare:
             self.core.watch.read_claim_as(self.core.claim.read_as(accounted))
+
+    def follow(self, planned: int | None = None, *, progress: Progress = None, log_to: Dashboards = None) -> None:
+        """Say in one line what is audited; then show a bar of steps, and log to dashboards. See `Follower`."""
+        words = Words(self._unit_word, "step" if self.trainer.name in IN_STEPS else STEP)
+        self.recorder.follower = Follower(self.core, words, planned=planned, progress=progress, log_to=log_to)
+
+    @property
+    def _unit_word(self) -> str:
+        """What the claim is about; without one, what one clip of this framework bounds."""
+        claimed = None if self.claim is None else self.claim.unit
+        return claimed or ("row" if self.trainer.unit == "example" else self.trainer.unit)
 
     def detach(self) -> None:
         """Give the audit back to its owner, who may then finish it without the framework."""
@@ -102,6 +115,8 @@ class FrameworkAudit(ABC):
 
     def close(self) -> None:
         """Record a round that is still being measured, and unlock the directory."""
+        if self.recorder.follower is not None:
+            self.recorder.follower.close()
         self.core.close()
 
     def __enter__(self) -> Self:

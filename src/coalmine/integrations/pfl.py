@@ -25,7 +25,15 @@ from coalmine.audit import Audit
 from coalmine.integrations.claims import seen_accounting
 from coalmine.integrations.framework_audit import FrameworkAudit, tensors_item
 from coalmine.integrations.recorder import FinishedRun, Trainer
-from coalmine.integrations.setup import CLIP_SCALE, AuditSettings, nonnegative, positive, set_up_audit, watch_noise
+from coalmine.integrations.setup import (
+    CLIP_SCALE,
+    AuditSettings,
+    followed,
+    nonnegative,
+    positive,
+    set_up_audit,
+    watch_noise,
+)
 from coalmine.result.audit_result import AuditResult
 from coalmine.verdict.claim import Claim
 from coalmine.verdict.coverage import AuditedItem
@@ -84,7 +92,9 @@ def audited(
     layers = [(name, p.numel()) for name, p in trained if p.requires_grad]
     core = set_up_audit(None if model is None else layers, unit=UNIT, adjacency=ADJACENCY, **settings)
     watch_noise(core, settings.get("on_violation"), noise)
-    return AuditedMechanism(privacy, MechanismAudit(core, clip_norm=size, noise=noise, scale=length))
+    audit = MechanismAudit(core, clip_norm=size, noise=noise, scale=length)
+    audit.follow(core.settings.rounds, **followed(settings))
+    return AuditedMechanism(privacy, audit)
 
 
 class MechanismAudit(FrameworkAudit):

@@ -15,6 +15,7 @@ from coalmine.integrations.claims import (
     stated_claim,
     usual_presentations,
 )
+from coalmine.integrations.follower import Follower
 from coalmine.result.audit_result import AuditResult
 from coalmine.result.trainer_section import TrainerSection
 from coalmine.verdict.claim import Claim
@@ -77,6 +78,7 @@ class RunRecorder:
         self._clip_norm = privacy.get("clip_norm") or None
         self._started = time.monotonic()
         self.earlier_lines: list[dict[str, Any]] = []  # of the rounds before a restart
+        self.follower: Follower | None = None
         if audit.directory is not None:
             config = {"trainer": trainer.name, "privacy": privacy, "canaries": canaries, **more}
             audit.directory.write_config(config)
@@ -85,8 +87,10 @@ class RunRecorder:
 
     def add_round(self, round_number: int, **values: Any) -> None:
         """Write one line of metrics. Values that are None are omitted."""
+        known = {name: value for name, value in values.items() if value is not None}
+        if self.follower is not None:
+            self.follower.round_done(round_number, known)
         if self._audit.directory is not None:
-            known = {name: value for name, value in values.items() if value is not None}
             seconds = round(time.monotonic() - self._started, 3)
             self._audit.directory.append_metrics({"round": round_number, **known, "seconds": seconds})
 
@@ -119,7 +123,10 @@ class RunRecorder:
         )
         analytical = self._epsilon(run.noise, usual)
         result = self._audit.result(claim=judged, analytical_epsilon=analytical, audited=run.items)
-        return replace(result, trainer=section.with_entries(**run.entries)).written_to(self._audit.directory)
+        result = replace(result, trainer=section.with_entries(**run.entries)).written_to(self._audit.directory)
+        if self.follower is not None:
+            self.follower.finished(result)
+        return result
 
     def _epsilon(self, noise: float | None, participations: int) -> float | None:
         """The analytical epsilon for known rounds."""

@@ -1,7 +1,7 @@
 """Setup shared by all integrations: check the settings, then make an audit or take the user's own."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
@@ -9,6 +9,7 @@ from typing import Any, TypedDict, Unpack
 from coalmine.argument_checks import nonnegative_array, one_number, positive_array, short_repr
 from coalmine.audit import Audit, OnViolation, Seed
 from coalmine.estimators.mechanism import mechanism_epsilon
+from coalmine.integrations.follower import Dashboards, Progress
 from coalmine.log.commitment import TOLERANCE
 from coalmine.log.seed_file import read_seed
 from coalmine.verdict.claim import Claim
@@ -39,6 +40,11 @@ class AuditSettings(TypedDict, total=False):
     on_violation: OnViolation | None
     deferred: bool | None
     audit: Audit | None
+    progress: Progress
+    log_to: Dashboards
+
+
+FOLLOWED = ("progress", "log_to")  # settings that are not the audit's
 
 
 def set_up_audit(
@@ -91,9 +97,14 @@ def new_audit_settings(
 
 
 def full_claim(claim: Claim, *, delta: float, unit: str | None = None, adjacency: str | None = None) -> Claim:
-    """The claim with the delta, unit and adjacency of the pipeline where it states none; ValueError for another delta."""
+    """The claim with the delta, unit and adjacency of the pipeline where it states none; ValueError for another delta.
+
+    The adjacency of a claim that has its own sampling scheme is that of the scheme's accountant.
+    """
     delta = one_number("delta", delta)
     check_delta(claim, delta)
+    if adjacency is not None and claim.sampling is not None:
+        adjacency = claim.sampling.adjacency
     stated: dict[str, Any] = {"delta": delta, "unit": unit, "adjacency": adjacency}
     return replace(claim, **{name: value for name, value in stated.items() if getattr(claim, name) is None})
 
@@ -116,7 +127,9 @@ def own_audit(**settings: Unpack[AuditSettings]) -> Audit:
 
 
 def _provided_settings(**settings: Unpack[AuditSettings]) -> dict[str, Any]:
-    provided: dict[str, Any] = {name: value for name, value in settings.items() if value is not None}
+    provided: dict[str, Any] = {
+        name: value for name, value in settings.items() if value is not None and name not in FOLLOWED
+    }
     unknown = provided.keys() - AuditSettings.__annotations__.keys()
     if unknown:
         raise TypeError(f"audited() got an unexpected keyword argument {min(unknown)!r}")
@@ -142,6 +155,11 @@ def read_secret(seed: Seed | None, seed_file: Path | str | None) -> Seed:
     if seed_file is None or seed is not None:
         raise ValueError(f"exactly one of seed and seed_file must be given, got {'both' if seed_file else 'neither'}")
     return read_seed(seed_file)
+
+
+def followed(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that say what a person sees while the run trains."""
+    return {name: settings.get(name) for name in FOLLOWED}
 
 
 def refuse_finished(audit: Audit) -> None:

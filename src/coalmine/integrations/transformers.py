@@ -61,6 +61,7 @@ class AuditCallback(TrainerCallback):  # type: ignore[misc]  # transformers is n
         if unknown:
             known = ", ".join(AuditSettings.__annotations__)
             raise TypeError(f"audited() takes scale, through_clip, {known}, got {unknown[0]}")
+        settings.setdefault("progress", "line")  # a Trainer has a bar of its own
         self._scale, self._through_clip, self._settings = scale, through_clip, settings
         self._optimizer: Any = None
         self._audit: opacus.OpacusAudit | None = None

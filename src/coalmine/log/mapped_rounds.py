@@ -7,20 +7,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from coalmine.log.files import open_regular
-from coalmine.log.rounds_file import MAGIC, Entry, RoundLog, scan_records
+from coalmine.log.rounds_file import MAGIC, Entry, scan_records
 from coalmine.measure.round import Final, Round
 from coalmine.measure.settings import Settings
 
 
 @dataclass(frozen=True)
 class LogReader:
-    """Rounds and final model, each array a view of the file.
-
-    A result is derived from the properties of a log that this has too, so it can replace one (`as_log`).
-    """
+    """Rounds and final model, each array a view of the file; a result is derived from it as from a log."""
 
     kept: tuple[Round, ...]
     final: Final | None
@@ -34,10 +31,6 @@ class LogReader:
     @cached_property
     def observed(self) -> list[Entry]:
         return [Entry.of(item) for item in self.kept]
-
-    @property
-    def as_log(self) -> RoundLog:
-        return cast(RoundLog, self)
 
     def thinned(self, settings: Settings, *, most: int, least: int | None = None) -> tuple["LogReader", Settings]:
         """With fewer unobserved canaries, so that a pass over the rounds reads about `most` numbers.

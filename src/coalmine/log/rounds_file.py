@@ -13,7 +13,7 @@ import os
 import struct
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, NoReturn
 
@@ -238,37 +238,6 @@ class RoundLog:
         if size > self._end and not self._read_only:  # a reader may see a record that is being written
             logger.warning("%s: dropped %d bytes of a torn last record", self._path, size - self._end)
             os.ftruncate(handle, self._end)
-
-
-class WithoutOthers(RoundLog):
-    """A log as seen by an attacker who does not know the other updates."""
-
-    def __init__(self, log: RoundLog) -> None:
-        self._handle = None
-        self._whole = log
-
-    @property
-    def numbers(self) -> list[int]:
-        return self._whole.numbers
-
-    @property
-    def observed(self) -> list[Entry]:
-        return [entry._replace(has_others=False) for entry in self._whole.observed]
-
-    @property
-    def final(self) -> Final | None:
-        return self._whole.final
-
-    def records(self) -> Iterator[tuple[str, Any]]:
-        for kind, item in self._whole.records():
-            if kind == "round":
-                known = [
-                    part.name
-                    for part in fields(Round)
-                    if part.name.startswith(("residual_", "layer_", "law_", "chunk_", "block_sk"))
-                ]
-                item = replace(item, **dict.fromkeys(known))
-            yield kind, item
 
 
 def _temporary_file() -> int:

@@ -34,7 +34,7 @@ Part = tuple[int, int, int]  # a layer's number, and the range in its block
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reading:
+class CoordinateReading:
     """The sums over a number of rounds, from `first` to `last`.
 
     `smallest` and `largest` are the extreme sums, in the layers `smallest_layer` and `largest_layer`; `counts` is the number
@@ -62,7 +62,7 @@ class Reading:
         return np.array([*(float(getattr(self, name)) for name in names), *self.counts, *self.by_layer], np.float64)
 
     @classmethod
-    def of(cls, row: Floats) -> "Reading":
+    def of(cls, row: Floats) -> "CoordinateReading":
         """The inverse of `to_array`."""
         first, last, rounds, followed, complete, smallest, largest, low, high, spread = row[:10].tolist()
         below = 10 + len(QUANTILES)
@@ -282,7 +282,7 @@ class CoordinateSums:
         """The numbers for the log, from the extremes of every process and the sum of their counts."""
         self._read = self._rounds
         low, high = extremes[np.argmin(extremes[:, 0])], extremes[np.argmax(extremes[:, 1])]
-        return Reading(
+        return CoordinateReading(
             first=self._first,
             last=self._last,
             rounds=self._rounds,

@@ -103,7 +103,7 @@ class FlatMeasurer(Measurer[MeasuredVectors]):
 
     def round(self, model_delta: Any, others: Any, facts: RoundFacts, order: int) -> Round:
         """The record of a round, the `order`-th that was not skipped, from vectors that were `read`."""
-        return self._round(model_delta, others, facts, order, self._taken_sum(facts.indices))
+        return self._round(model_delta, others, facts, order, self._pop_last_sum(facts.indices))
 
     def round_later(
         self, model_delta: Any, others: Any, facts: RoundFacts, order: int, *, copy: bool
@@ -122,7 +122,7 @@ class FlatMeasurer(Measurer[MeasuredVectors]):
         given = (model_delta, others)
         if copy:  # the caller's own arrays, which may be overwritten
             given = copied(model_delta), None if others is None else copied(others)
-        return self._worker.submit(self._round, *given, facts, order, self._taken_sum(facts.indices)).result
+        return self._worker.submit(self._round, *given, facts, order, self._pop_last_sum(facts.indices)).result
 
     def final(self, model: Any, initial: Any = None) -> Final:
         """The record of the final model."""
@@ -150,7 +150,7 @@ class FlatMeasurer(Measurer[MeasuredVectors]):
     def _single_cosines(self, vector: Any) -> Singles:
         return np.asarray(numpy_vector(self.canaries.cosines(vector)), dtype=np.float32)
 
-    def _taken_sum(self, present: list[int]) -> Any:
+    def _pop_last_sum(self, present: list[int]) -> Any:
         """The present canaries' sum, if the last `updates` computed it; it is kept no longer than its round."""
         last, self._last_sum = self._last_sum, None
         return last[1] if last is not None and last[0] == present else None
@@ -186,15 +186,15 @@ class FlatMeasurer(Measurer[MeasuredVectors]):
         layers = self._layer_sizes if rest is not None else ()
         total = None
         if rest is not None and present:
-            taken = self._taken_sum(present)
+            taken = self._pop_last_sum(present)
             total = self.canaries.combine(present, like=delta) if taken is None else tensor(taken)
         measurement = self.canaries.measure_later(delta, rest, total, layers, copy=copy)
         if measurement is None:
             self._last_sum = (present, total) if total is not None else None  # for the measurement that follows
             return None
-        return lambda: self._round_of(measurement, facts, order)
+        return lambda: self._round_from_gpu(measurement, facts, order)
 
-    def _round_of(self, measurement: Any, facts: RoundFacts, order: int) -> Round:
+    def _round_from_gpu(self, measurement: Any, facts: RoundFacts, order: int) -> Round:
         """The record of a round from the measurements of a GPU."""
         numbers, present = measurement.numbers(), facts.indices
         norm, rest_norm = float(numbers["norm"][0]), float(numbers.get("residual_norm", np.ones(1))[0])

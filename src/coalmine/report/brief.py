@@ -11,7 +11,8 @@ from coalmine.known_faults import likely_faults
 from coalmine.report.table_rows import TableRow, top_row
 from coalmine.result.audit_result import AuditResult
 from coalmine.result.gaussian_bound import FINAL_RUNGS
-from coalmine.result.words import Words, format_measured, format_number, format_rounds
+from coalmine.result.words import IN_STEPS, Words, format_measured, format_number, format_rounds, short_power
+from coalmine.verdict.claim import ADD_OR_REMOVE, REPLACE, ZERO_OUT
 from coalmine.verdict.findings.amplified import AccountedAboveClaim, SamplerAboveClaim
 from coalmine.verdict.findings.finding import Doubt
 from coalmine.verdict.findings.missing import NothingClaimed
@@ -20,28 +21,42 @@ from coalmine.verdict.outcome import PASS, VIOLATION
 from coalmine.verdict.verdict import Verdict
 
 MOST_LINES, WIDTH = 10, 100
-MOST_FAULTS = 3
+MOST_FAULTS = 2
 MOST_WRAPPED = 2  # lines of one answer
-FIRST_TO_WRAP = ("why", "next", "claim", "measured", "not checked", "checked", "more", "certified", "accuracy")
+FIRST_TO_WRAP = (
+    "why",
+    "next",
+    "claim",
+    "measured",
+    "not checked",
+    "checked",
+    "more",
+    "certified",
+    "accuracy",
+    "canaries",
+)
 INDENT = " " * 15  # below the labels
 ATTACKERS = {
     "final": "an attacker who sees only the final model",
-    "final-update": "an attacker who sees the first and the final model",
-    "all-iterates": "an attacker who sees the model after every round",
-    "unknown-round": "an attacker who sees every round but not who takes part",
-    "known-round": "an attacker who sees every round and who takes part",
-    "known-others": "an attacker who sees every round and knows everybody else",
+    "final-update": "an attacker who sees the model before and after training",
+    "all-iterates": "an attacker who sees the model after each round",
+    "unknown-round": "an attacker who cannot see which clients take part",
+    "known-round": "an attacker who sees which clients take part",
+    "known-others": "an attacker who knows everything but this client",
 }
 ITEMS = {  # an audited item in words of its own
     "noise level": "noise level",
-    "noise law": "noise law",
+    "noise law": "noise distribution",
     "clipping": "clipping",
     "weights": "weights",
     "tensors": "tensors",
     "sampler": "sampling",
     "participations": "participation",
-    "others": "others' sum",
+    "others": "sum of others",
 }
+KEEP = "Keep this report with the model."
+NOISE = "noise"  # both its level and its distribution
+CHANGED = {ADD_OR_REMOVE: "added or removed", ZERO_OUT: "zeroed out", REPLACE: "replaced"}  # what neighbours differ in
 CLAIM_FIRST = "State the ε before training, for example claim=3.0: without a claim nothing can pass."
 LATE = ", stated after training: nobody can tell whether it was fitted to the result"
 
@@ -51,6 +66,8 @@ def brief(result: AuditResult, subject: str = "the run") -> str:
     words = Words.of(result)
     lines = _wrapped(words.say(headline(result, subject)), first="", rest="  ", most=2)
     pairs = [(label, words.say(one_line(text))) for label, text in answers(result)]
+    if len(lines) + len(pairs) >= MOST_LINES:
+        pairs = [pair for pair in pairs if pair[0] != "canaries"]
     left = MOST_LINES - len(lines) - len(pairs)
     longest = dict.fromkeys(dict(pairs), 1)
     for label in sorted(longest, key=FIRST_TO_WRAP.index):
@@ -71,10 +88,13 @@ def headline(result: AuditResult, subject: str = "the run") -> str:
         return f"NO VERDICT: nothing was claimed for {subject}"
     epsilon = format_number(claim.epsilon, 4)
     terms = f"at δ {short_power(result.settings.delta)} for one client"
+    changed = f", {CHANGED[claim.stated_adjacency]}" if claim.stated_adjacency else ""
+    if verdict.outcome == VIOLATION and claim.stated_adjacency != REPLACE:
+        changed = ""  # nothing is promised, and the line is long
     if verdict.outcome == PASS:
-        return f"PASS: {subject} keeps ε ≤ {epsilon} {terms}"
+        return f"PASS: {subject} keeps ε ≤ {epsilon} {terms}{changed}"
     if verdict.outcome == VIOLATION:
-        return f"VIOLATION: {subject} gives away more than the claimed ε = {epsilon} {terms}"
+        return f"VIOLATION: {subject} gives away more than the claimed ε = {epsilon} {terms}{changed}"
     return f"UNDERPOWERED: nothing refutes ε ≤ {epsilon} {terms}, but nothing confirms it either"
 
 
@@ -85,24 +105,32 @@ def answers(result: AuditResult) -> Iterator[tuple[str, str]]:
         yield "claim", claim_words(result)
     if verdict is not None and verdict.outcome != PASS and not isinstance(verdict.finding, NothingClaimed):
         yield "why", why(result, verdict)
-    yield from _epsilons(top_row(result))
+    yield from _epsilons(top_row(result), claimed=_passed(result))
     if result.trainer.accuracy is not None:
         yield "accuracy", f"{result.trainer.accuracy:.1%} on examples held out from training"
-    checked = [ITEMS[item.name] for item in result.audited if item.status == "checked"]
-    open_items = [ITEMS[item.name] for item in result.audited if item.is_open]
-    failed = [ITEMS[item.name] for item in result.audited if item.status == "failed"]
+    checked = [ITEMS.get(item.name, item.name) for item in result.audited if item.status == "checked"]
+    open_items = [ITEMS.get(item.name, item.name) for item in result.audited if item.is_open]
+    failed = [ITEMS.get(item.name, item.name) for item in result.audited if item.status == "failed"]
     if result.audited:
-        yield (
-            "checked",
-            ", ".join(checked).replace("noise level, noise law", "noise level and law") or "the canaries alone",
-        )
+        everything = "" if open_items or failed else "everything: "
+        listed = ", ".join(checked).replace("noise level, noise distribution", NOISE)
+        yield "checked", everything + (listed or "the canaries alone")
         wrong = f"; not as claimed: {', '.join(failed)}" if failed else ""
-        yield (
-            "not checked",
-            (", ".join(name for name in open_items if name not in failed) or "nothing of this list") + wrong,
-        )
+        left = ", ".join(name for name in open_items if name not in failed)
+        if left or wrong:
+            yield "not checked", (left or "nothing else") + wrong
+    if canaries := canary_words(result):
+        yield "canaries", canaries
     yield "next", next_step(result)
     yield "more", where(result)
+
+
+def canary_words(result: AuditResult) -> str:
+    """What the canaries of a model that passed mean for whoever releases it."""
+    if result.verdict is None or result.verdict.outcome != PASS or result.trainer.check is not None:
+        return ""
+    secret = " while the seed is secret" if result.trainer.name in IN_STEPS else ""  # rows carry canaries there
+    return f"{result.settings.canaries:,}, which leave the guarantee of real clients as it is{secret}"
 
 
 def claim_words(result: AuditResult) -> str:
@@ -112,14 +140,14 @@ def claim_words(result: AuditResult) -> str:
     if result.trainer.check is not None:
         text = f"one call, {result.trainer.check.adjacency} adjacency"
     elif claim.sampling is not None:
-        text = f"sampling counted: {claim.sampling}"
+        text = f"whole training, counting {claim.sampling}"
     elif claim.bare:
-        text = "whole training, no sampling counted"
+        text = "whole training, not counting any sampling"
     elif claim.participations is None:
-        text = "the attacker knows the rounds of a client; no sampling counted"
+        text = "a client whose rounds the attacker knows"
     else:
         rounds = format_rounds(claim.participations)
-        text = f"a client takes part in {rounds}, and the attacker knows which; no sampling counted"
+        text = f"a client takes part in {rounds}, and the attacker knows in which"
     return text + LATE * bool(result.trainer.claimed_late)
 
 
@@ -139,9 +167,7 @@ def next_step(result: AuditResult) -> str:
         return CLAIM_FIRST
     if verdict.outcome == PASS:
         open_items = any(item.is_open for item in result.audited)
-        return "Keep this report with the model" + (
-            "; quote the PASS with what was not checked." if open_items else "."
-        )
+        return KEEP if not open_items else f"{KEEP[:-1]}; quote the PASS with what was not checked."
     if check := result.trainer.check:
         fault = f"Likely: {check.likely_fault}. " if check.likely_fault else ""
         return fault if verdict.outcome == VIOLATION and fault else fault + verdict.finding.advice()
@@ -164,15 +190,6 @@ def where(result: AuditResult) -> str:
         return "result.details() has every attacker and every measurement of the noise"
     page, path = result.directory / "report.html", shlex.quote(str(result.directory))
     return str(page) if page.exists() else f"`coalmine report {path}` writes the page; --details prints it"
-
-
-def short_power(value: float) -> str:
-    """A small number as people type it.
-
-    >>> short_power(1e-5), short_power(0.01)
-    ('1e-5', '0.01')
-    """
-    return f"{value:.3g}".replace("e-0", "e-")
 
 
 def rounded_down(value: float) -> str:
@@ -198,22 +215,31 @@ def assumption(rung: str) -> str:
     return "if the noise is Gaussian (its law was checked)"
 
 
-def _epsilons(top: TableRow | None) -> Iterator[tuple[str, str]]:
+def _passed(result: AuditResult) -> float | None:
+    """The claimed ε of a run that passed, to compare with what was measured."""
+    passed = result.verdict is not None and result.verdict.outcome == PASS
+    return result.claim.epsilon if passed and result.claim is not None else None
+
+
+def _epsilons(top: TableRow | None, *, claimed: float | None) -> Iterator[tuple[str, str]]:
     """The measured and the certified ε of the attacker on whom the verdict rests."""
     if top is None or math.isnan(top.epsilon):
         yield "measured", "no ε: no attack could be evaluated"
         return
     attacker = ATTACKERS.get(top.rung, f"your own attack {top.rung}")
     if not top.detected:
-        yield "measured", f"nothing above chance, which reaches ε {format_number(top.floor, 2)} with these canaries"
+        chance = f"chance alone reaches ε {format_number(top.floor, 2)}"
+        yield "measured", f"nothing: the attack finds no canary, and {chance}"
         return
     epsilon, ends = format_measured(top.epsilon, top.interval)
-    yield "measured", f"ε {epsilon}{f' (95 %: {ends})' if ends else ''}, by {attacker}"
+    above = claimed is not None and top.interval is not None and top.interval[0] > claimed
+    chance = "; above the claim, but not by more than chance explains" if above else ""
+    yield "measured", f"ε {epsilon}{f' (95 %: {ends})' if ends else ''}, by {attacker}{chance}"
     if math.isnan(top.lower_bound) and not top.lower_bound_gaussian:
         return
     bound = f"ε ≥ {rounded_down(top.lower_bound)}" if top.lower_bound > 0 else "no ε above 0"
     if not top.lower_bound_gaussian:
-        yield "certified", f"{bound} with 95 % confidence, whatever law the scores follow"
+        yield "certified", f"{bound} with 95 % confidence, without assuming any distribution"
         return
     gaussian = f"ε ≥ {rounded_down(top.lower_bound_gaussian)} {assumption(top.rung)}"
     any_law = "" if math.isnan(top.lower_bound) else f", {bound.removeprefix('ε ')} whatever its law"

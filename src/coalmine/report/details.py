@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from coalmine.argument_checks import count_of
 from coalmine.evidence.gauges.gauge import GaugeResult, by_gauge
 from coalmine.report.advice import gauge_steps
-from coalmine.report.brief import assumption, short_power
-from coalmine.report.table_rows import bound_notes, folded_rows, ladder_table, row_warnings, top_row
+from coalmine.report.brief import assumption
+from coalmine.report.table_rows import bound_notes, ladder_table, row_warnings, secondary_rows, top_row
 from coalmine.result.audit_result import AuditResult
-from coalmine.result.words import Words, format_interval, format_number, format_rounds
+from coalmine.result.words import Words, format_interval, format_number, format_rounds, short_power
 from coalmine.verdict.amplified_claim import ACCOUNTING
-from coalmine.verdict.findings.amplified import Accounting
+from coalmine.verdict.findings.amplified import AccountantFacts
 
 MOST_NAMED = 12  # tensors in a line of text
 
@@ -109,7 +109,7 @@ def client_exposure(result: AuditResult) -> ClientExposure | None:
 def claim_basis(result: AuditResult) -> str:
     """The accounting of an amplified claim: noise, accountant, adjacency, and the kind of its ε; else empty."""
     accounted = result.legs[ACCOUNTING].finding if ACCOUNTING in result.legs else None
-    if not isinstance(accounted, Accounting):
+    if not isinstance(accounted, AccountantFacts):
         return ""
     low, high = accounted.epsilon_range
     kind = f"{accounted.epsilon_kind} ε = {format_number(high)}"
@@ -154,7 +154,7 @@ def _reading(gauge: GaugeResult) -> str:
 
 def folded_line(result: AuditResult) -> str:
     """The number of rows that a table with one row for each attacker omits; empty if there are none."""
-    count = len(folded_rows(result))
+    count = len(secondary_rows(result))
     if not count:
         return ""
     return (

@@ -16,7 +16,7 @@ from coalmine.report import plots
 from coalmine.report.sentences import interval_words
 from coalmine.report.stored_run import Run
 from coalmine.report.svg import draw, one_axes, themed
-from coalmine.report.table_rows import all_rows, main_rows, row_of, shown_rows
+from coalmine.report.table_rows import all_rows, main_rows, row_of, table_rows
 from coalmine.result.audit_result import AuditResult, Row
 from coalmine.result.rows import POOR_FIT
 from coalmine.result.words import format_number
@@ -55,7 +55,7 @@ def make_picture(
 def run_pictures(run: Run) -> list[Picture]:
     """Every picture that the run's files allow."""
     result = run.result
-    pictures = [ladder_picture(result)] if shown_rows(result) else []
+    pictures = [ladder_picture(result)] if table_rows(result) else []
     fit = plots.loss_fit(result)
     pictures += [] if fit is None else [loss_picture(result, fit)]
     scores = [group for group in run.shown_scores if group.observed.size >= 2]
@@ -72,7 +72,7 @@ def ladder_picture(result: AuditResult) -> Picture:
     description = "; ".join(
         f"{row.name}: ε {format_number(row.epsilon)}{interval_words(row)}, at least {format_number(row.lower_bound)}, "
         f"at least {format_number(row.lower_bound_gaussian)} if Gaussian, floor {format_number(row.floor)}"
-        for row in shown_rows(result)
+        for row in table_rows(result)
     )
     analytical = (
         "" if result.analytical_epsilon is None else f" The analytical ε is {format_number(result.analytical_epsilon)}."
@@ -81,7 +81,7 @@ def ladder_picture(result: AuditResult) -> Picture:
         "ladder",
         "The ladder of attackers",
         one_axes(plots.ladder, result, legend=3),
-        height=1.6 + 0.46 * len(shown_rows(result)),
+        height=1.6 + 0.46 * len(table_rows(result)),
         alt=f"Each attacker's ε as one line. {description}.{analytical}",
         caption="From the weakest attacker to the strongest. A dot inside its grey bar means that nothing was detected; a "
         + (
@@ -320,7 +320,7 @@ def comparison_pictures(runs: Sequence[Run]) -> list[Picture]:
 def _noise_picture(runs: Sequence[tuple[float, AuditResult]]) -> Picture:
     description = "; ".join(
         f"at {format_number(noise)}: "
-        + ", ".join(f"{row.rung} {format_number(row.epsilon)}" for row in shown_rows(result))
+        + ", ".join(f"{row.rung} {format_number(row.epsilon)}" for row in table_rows(result))
         for noise, result in sorted(runs, key=lambda pair: pair[0])
     )
     return make_picture(

@@ -172,10 +172,10 @@ class Watcher:
         rounds, fewer = mapped.thinned(settings, most=MOST_COSINES)
         for item in rounds.kept:
             check_values(item)
-        largest = largest_groups(ladder(rounds.as_log, fewer))
+        largest = largest_groups(ladder(rounds, fewer))
         estimates = {rung: estimate_scores(scores, settings.delta) for rung, scores in largest.items()}
         self._estimates = {rung: estimate for rung, estimate in estimates.items() if estimate is not None}
-        gauges = read_gauges(rounds.as_log, fewer)
+        gauges = read_gauges(rounds, fewer)
         self._flagged = tuple(f"{gauge.name} is {gauge.status}" for gauge in gauges if gauge.status != "ok")
         self._estimated_round = last
         self._next_estimate = time.monotonic() + (time.monotonic() - started) / SHARE

@@ -17,7 +17,7 @@ from coalmine.report.table_rows import (
     published_row,
     row_warnings,
     rung_verdict,
-    shown_rows,
+    table_rows,
     top_row,
 )
 from coalmine.result.audit_result import AuditResult
@@ -137,7 +137,7 @@ def _attackers_section(result: AuditResult) -> list[str]:
             format_number(row.paper_lower_bound),
             rung_verdict(result, row.rung),
         ]
-        for row in shown_rows(result)
+        for row in table_rows(result)
     ]
     parts = [_table(heads, rows)]
     folded = folded_line(result)

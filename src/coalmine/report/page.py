@@ -40,13 +40,12 @@ from coalmine.report.statement_page import statement_context
 from coalmine.report.stored_run import Run
 from coalmine.report.table_rows import (
     all_rows,
-    exclude_rows,
-    folded_rows,
     main_rows,
     published_row,
     row_warnings,
     rung_verdict,
-    shown_rows,
+    secondary_rows,
+    table_rows,
     top_row,
 )
 from coalmine.report.templating import Environment, new_environment
@@ -108,7 +107,7 @@ def run_page(run: Run, live: "LivePage | None" = None) -> str:
         ),
         tensors_ok=tensors_ok,
         estimator_rows=main,
-        more_estimator_rows=exclude_rows(all_rows(result), main),
+        more_estimator_rows=[row for row in all_rows(result) if row not in main],
         published_row=published_row(result),
         published=_published(run),
         settings=_settings(run),
@@ -140,7 +139,7 @@ def comparison_page(runs: Sequence[Run], refused: Sequence[str] = ()) -> str:
         views=[_view(run) for run in runs],
         unread=[*refused, *(f"{run.name}: {problem}" for run in runs for problem in run.problems)],
         with_client=any(client_exposure(run.result) for run in runs),
-        rungs=list(dict.fromkeys(row.rung for run in runs for row in shown_rows(run.result))),
+        rungs=list(dict.fromkeys(row.rung for run in runs for row in table_rows(run.result))),
         pictures=comparison_pictures(runs),
     )
 
@@ -172,7 +171,7 @@ def _environment() -> Environment:
 def _view(run: Run) -> dict[str, Any]:
     """The values that both pages show of a run."""
     result, where = run.result, shlex.quote(str(run.path))
-    top, client, rows = top_row(result), client_exposure(result), shown_rows(result)
+    top, client, rows = top_row(result), client_exposure(result), table_rows(result)
     presentations: Any = result.trainer.presentations
     if presentations is None:
         presentations = ", ".join(map(str, result.settings.presentations))
@@ -192,8 +191,8 @@ def _view(run: Run) -> dict[str, Any]:
         "rounds": result.rounds,
         "accuracy": run.accuracy,
         "epsilons": {row.rung: row.epsilon for row in rows},
-        "shown_rows": rows,
-        "folded_rows": folded_rows(result),
+        "table_rows": rows,
+        "secondary_rows": secondary_rows(result),
         "folded_line": folded_line(result),
         "verdicts": {row.rung: rung_verdict(result, row.rung) for row in rows},
         "legs": result.legs,

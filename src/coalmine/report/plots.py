@@ -25,7 +25,7 @@ from coalmine.evidence.ladder import RUNGS, Scores
 from coalmine.evidence.unknown_round import RUNG as UNKNOWN_ROUND
 from coalmine.evidence.unknown_round import LossFit
 from coalmine.evidence.views import View
-from coalmine.report.table_rows import shown_rows
+from coalmine.report.table_rows import table_rows
 from coalmine.result.audit_result import AuditResult, Row
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def ladder(ax: "Axes", result: AuditResult) -> "Axes":
 
     If groups of canaries took part in different numbers of rounds, the line shows the headline's group.
     """
-    rows, analytical = shown_rows(result), result.analytical_epsilon
+    rows, analytical = table_rows(result), result.analytical_epsilon
     claimed = None if result.claim is None else result.claim.epsilon
     values = [value for row in rows for value in (row.epsilon, row.lower_bound, row.floor, *(row.interval or ()))]
     values += [row.lower_bound_gaussian for row in rows if row.lower_bound_gaussian is not None]
@@ -349,7 +349,7 @@ def accuracy(ax: "Axes", points: Sequence[tuple[int, float]]) -> "Axes":
 def noise(ax: "Axes", runs: Sequence[tuple[float, AuditResult]]) -> "Axes":
     """Epsilon against the noise multiplier, one line for each rung. `runs` are pairs of a noise multiplier and a result."""
     ordered = sorted(runs, key=lambda pair: pair[0])
-    rows = [(z, row) for z, result in ordered for row in shown_rows(result)]
+    rows = [(z, row) for z, result in ordered for row in table_rows(result)]
     lines = [(z, result.analytical_epsilon) for z, result in ordered if result.analytical_epsilon is not None]
     right = epsilon_axis(ax, [*(row.epsilon for _, row in rows), *(value for _, value in lines)], axis="y")
     names = dict.fromkeys(row.rung for _, row in rows)

@@ -10,7 +10,7 @@ from coalmine.argument_checks import one_of
 from coalmine.report import plots, svg
 from coalmine.report.brief import answers, brief, headline
 from coalmine.report.details import details
-from coalmine.report.table_rows import all_rows, ladder_table, rung_verdict, shown_rows
+from coalmine.report.table_rows import all_rows, ladder_table, rung_verdict, table_rows
 from coalmine.report.trade_off import curve
 from coalmine.result.audit_result import AuditResult
 from coalmine.result.words import Words
@@ -86,7 +86,7 @@ def notebook(result: AuditResult) -> str:
 
 def _picture(result: AuditResult) -> str:
     """The ladder as an inline picture; empty without matplotlib, or without a row to draw."""
-    rows = shown_rows(result)
+    rows = table_rows(result)
     if not rows:
         return ""
     try:

@@ -35,11 +35,11 @@ Scheme = Literal["none", "poisson", "random_allocation", "shuffled", "fixed_size
 Sector = Literal["Technology", "Healthcare", "Education", "Government", "Energy", "Finance"]
 
 
-class Part(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+class FactsPart(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """One table of the file. All entries are optional."""
 
 
-class GuaranteeFacts(Part, frozen=True):
+class GuaranteeFacts(FactsPart, frozen=True):
     """The table [guarantee]."""
 
     variant: Variant | None = None
@@ -55,7 +55,7 @@ class GuaranteeFacts(Part, frozen=True):
     evaluation: Text | None = None
 
 
-class AccountingFacts(Part, frozen=True):
+class AccountingFacts(FactsPart, frozen=True):
     """The table [accounting]: the accountant, and the operator's statements on its assumptions."""
 
     accountant: Text | None = None
@@ -70,7 +70,7 @@ class AccountingFacts(Part, frozen=True):
     tensors: Text | None = None
 
 
-class MechanismFacts(Part, frozen=True):
+class MechanismFacts(FactsPart, frozen=True):
     """The table [mechanism]."""
 
     clip_norm: Positive | None = None
@@ -83,7 +83,7 @@ class MechanismFacts(Part, frozen=True):
     also_released: Text | None = None
 
 
-class DeploymentFacts(Part, frozen=True):
+class DeploymentFacts(FactsPart, frozen=True):
     """The table [deployment]: facts about the product for the OpenDP registry."""
 
     name: Text | None = None
@@ -107,7 +107,7 @@ class DeploymentFacts(Part, frozen=True):
     authors: Texts | None = None
 
 
-class Facts(Part, frozen=True):
+class Facts(FactsPart, frozen=True):
     """All facts of a facts file."""
 
     guarantee: GuaranteeFacts = GuaranteeFacts()

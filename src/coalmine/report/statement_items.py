@@ -30,8 +30,9 @@ from coalmine.report.statement_item import (
 from coalmine.result.audit_result import AuditResult
 from coalmine.result.words import format_rounds
 from coalmine.verdict.amplified_claim import ACCOUNTING
+from coalmine.verdict.claim import REPLACE
 from coalmine.verdict.claim_context import ROUNDED
-from coalmine.verdict.findings.amplified import Accounting
+from coalmine.verdict.findings.amplified import AccountantFacts
 from coalmine.verdict.findings.noise import LittleNoise
 from coalmine.verdict.pipeline_record import CLOSED_FORM
 
@@ -54,7 +55,7 @@ ADJACENCIES = {
     "zero-out": "zero-out: the contribution of one {unit} set to zero",
     "add/remove or zero-out": "add/remove or zero-out: with and without the contribution of one {unit}",
 }
-SAMPLED_ADJACENCY = {"add or remove one": "add/remove", "replace one": "replace", "zero out one": "zero-out"}
+STATED_ADJACENCY = {"add or remove one": "add/remove", "replace one": "replace", "zero out one": "zero-out"}
 TRUST = {
     "central": "central: one party sees the clipped updates and adds the noise",
     "local": "local: everybody adds noise before they send anything",
@@ -174,7 +175,9 @@ def _adjacency_item(sources: Sources) -> Item:
     fact, adjacency, claim = sources.facts.guarantee.adjacency, None, result.claim
     if claim is not None and claim.amplified:
         accounted = _accounted(result)
-        adjacency = None if accounted is None else SAMPLED_ADJACENCY.get(accounted.adjacency)
+        adjacency = None if accounted is None else STATED_ADJACENCY.get(claim.adjacency or accounted.adjacency)
+    elif claim is not None and claim.adjacency == REPLACE:
+        adjacency = STATED_ADJACENCY[claim.adjacency]
     elif claim is not None and (claim.sensitivity is None or sources.pipeline.accountant == CLOSED_FORM):
         adjacency = "add/remove or zero-out"  # the sensitivity is one clip norm per round, not two
     basis = RECORDED
@@ -285,7 +288,9 @@ def _noise_multiplier_item(sources: Sources) -> Item:
     item = number_item(key, "noise multiplier", sources.noise_multiplier, fact, tolerance=ROUNDED - 1)
     times = None if claim is None else claim.participations or sources.facts.accounting.participations
     if item.basis == OPERATOR and claim is not None and not claim.amplified and claim.sensitivity is None and times:
-        implied = float(mechanism_epsilon(item.value, delta=sources.result.settings.delta, participations=times))
+        implied = float(
+            mechanism_epsilon(item.value / claim.moved, delta=sources.result.settings.delta, participations=times)
+        )
         if implied > ROUNDED * claim.epsilon and sources.result.settings.noise is None:
             raise ContradictionError(
                 f"{key} is {quoted(fact)} in the facts file, which gives an epsilon of {implied:.4g} for "
@@ -307,7 +312,7 @@ def _noise_scheme(sources: Sources) -> str | None:
     return "Gaussian, independent in every round"
 
 
-def _accounted(result: AuditResult) -> Accounting | None:
+def _accounted(result: AuditResult) -> AccountantFacts | None:
     """The facts of the accounting part of an amplified claim."""
     finding = result.legs[ACCOUNTING].finding if ACCOUNTING in result.legs else None
-    return finding if isinstance(finding, Accounting) else None
+    return finding if isinstance(finding, AccountantFacts) else None

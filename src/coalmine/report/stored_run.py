@@ -114,19 +114,19 @@ class Run:
         (rounds, settings), result = self._thinned, self.result
         thinned, numbers = rounds is not self.rounds, [item.number for item in rounds.kept]
         compared = _rounds_to_compare(numbers, result.gauges)
-        ladder_reader = LadderReader(rounds.as_log, settings)
+        ladder_reader = LadderReader(rounds, settings)
         gauge_reader = GaugeReader(settings, len(numbers), compared)
         epsilon_reader = EpsilonReader(ladder_reader, numbers, result)
         views_reader = ViewsReader(settings, len(numbers))
         more_readers: list[Reader] = [epsilon_reader, views_reader]
         if self.finished and not thinned:
             more_readers.append(gauge_reader)
-        scores = derive_scores(rounds.as_log, settings, claim=result.claim, reader=ladder_reader, beside=more_readers)
+        scores = derive_scores(rounds, settings, claim=result.claim, reader=ladder_reader, beside=more_readers)
         gauges = list(result.gauges)
         if (
             self.finished
         ):  # an unfinished run's result was derived from the log, so its gauges already have their values
-            read = read_gauges(self.rounds.as_log, result.settings, compared) if thinned else gauge_reader.results()
+            read = read_gauges(self.rounds, result.settings, compared) if thinned else gauge_reader.results()
             values = {gauge.name: gauge.values for gauge in read}
             gauges = [replace(gauge, values=values[gauge.name]) for gauge in gauges if gauge.name in values]
         return _Readings(scores, epsilon_reader.estimates, gauges, views_reader.views, views_reader.residual)
@@ -160,7 +160,7 @@ class Run:
             return []
         least = None if repeated else FEWEST  # repeated canaries need them: they show what rounds share
         rounds, settings = self.rounds.thinned(self.result.settings, most=MOST_COSINES_COMPARED, least=least)
-        return ladder(rounds.as_log, settings)
+        return ladder(rounds, settings)
 
     @cached_property
     def published(self) -> tuple[LiteratureRow, ...]:
@@ -172,9 +172,7 @@ class Run:
         if not matching:
             return ()
         rounds, settings = self._thinned
-        return published_rows(
-            matching[0], delta=settings.delta, confidence=CONFIDENCE, log=rounds.as_log, settings=settings
-        )
+        return published_rows(matching[0], delta=settings.delta, confidence=CONFIDENCE, log=rounds, settings=settings)
 
     @property
     def noise_multiplier(self) -> float | None:
@@ -264,7 +262,7 @@ def _read(path: Path, *, checked: bool) -> Run:
         rounds = None
     finished = result is not None
     if result is None and settings is not None and rounds is not None and rounds.kept:
-        result = attempt(lambda: derive_result(rounds.as_log, settings))
+        result = attempt(lambda: derive_result(rounds, settings))
     if result is None:
         raise ValueError(problems[0] if problems else _no_run_message(path))
     return Run(

@@ -163,7 +163,7 @@ def main_rows(result: AuditResult) -> list[TableRow]:
     return [_table_row(each, each.row_for(times)) for each in result.adversaries.values()]
 
 
-def shown_rows(result: AuditResult) -> list[TableRow]:
+def table_rows(result: AuditResult) -> list[TableRow]:
     """The rows of the tables, one for each adversary. A pooled headline replaces its rung's row."""
     top, rows = result.headline, main_rows(result)
     if top is None or not (top.pooled or top.rung not in result.adversaries):
@@ -176,22 +176,18 @@ def shown_rows(result: AuditResult) -> list[TableRow]:
     return [pooled if row.rung == top.rung else row for row in rows]
 
 
-def folded_rows(result: AuditResult) -> list[TableRow]:
+def secondary_rows(result: AuditResult) -> list[TableRow]:
     """The other rows, one for each number of presentations, in the order of the tables."""
-    rest, rungs = exclude_rows(all_rows(result), shown_rows(result)), list(result.adversaries)
+    main, rungs = table_rows(result), list(result.adversaries)
+    rest = [row for row in all_rows(result) if row not in main]
     return sorted(rest, key=lambda row: (rungs.index(row.rung), row.presentations or 0))
-
-
-def exclude_rows(rows: list[TableRow], others: list[TableRow]) -> list[TableRow]:
-    """The rows that are not in `others`."""
-    return [row for row in rows if row not in others]
 
 
 def top_row(result: AuditResult) -> TableRow | None:
     """The row of the measured ε at the top: the headline's, or without a headline that of the strongest adversary."""
     if result.headline is None:
         return strongest_row(result)
-    return next((row for row in shown_rows(result) if row.rung == result.headline.rung), None)
+    return next((row for row in table_rows(result) if row.rung == result.headline.rung), None)
 
 
 def strongest_row(result: AuditResult) -> TableRow | None:
@@ -247,7 +243,7 @@ def ladder_table(result: AuditResult) -> tuple[list[str], list[list[str]]]:
             *map(format_number, (row.floor, row.paper_epsilon, row.paper_lower_bound)),
             rung_verdict(result, row.rung),
         ]
-        for row in shown_rows(result)
+        for row in table_rows(result)
     ]
     judged = any(line[-1] for line in lines)
     return (heads, lines) if judged else (heads[:-1], [line[:-1] for line in lines])
@@ -256,7 +252,7 @@ def ladder_table(result: AuditResult) -> tuple[list[str], list[list[str]]]:
 def bound_notes(result: AuditResult) -> list[str]:
     """What the two lower bounds assume, and why the one for Gaussian noise is withheld where it is."""
     names: dict[str, list[str]] = {}
-    for row in shown_rows(result):
+    for row in table_rows(result):
         if row.gaussian.withheld not in ("", NO_LAW):
             names.setdefault(row.gaussian.withheld, []).append(row.name)
     return [ASSUMPTIONS, *(f"{', '.join(rows)}: not offered if Gaussian: {why}" for why, rows in names.items())]
@@ -265,7 +261,7 @@ def bound_notes(result: AuditResult) -> list[str]:
 def row_warnings(result: AuditResult) -> list[str]:
     """The warnings of the rows in the tables, each after the names of its rows."""
     names_by_warning: dict[str, list[str]] = {}
-    for row in shown_rows(result):
+    for row in table_rows(result):
         for warning in row.warnings:
             names_by_warning.setdefault(warning, []).append(row.name)
     return [f"{', '.join(names)}: {warning}" for warning, names in names_by_warning.items()]

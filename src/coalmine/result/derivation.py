@@ -16,7 +16,7 @@ from coalmine.evidence.stated_noise import StatedReader
 from coalmine.evidence.unknown_round import RUNG as UNKNOWN
 from coalmine.evidence.unknown_round import UnknownRound, UnknownRoundReader, stated_multiplier
 from coalmine.evidence.views import Reader, read_log
-from coalmine.log.rounds_file import RoundLog
+from coalmine.log.recorded import RecordedRounds
 from coalmine.measure.round_facts import MOST_CLIENTS
 from coalmine.measure.settings import FEWEST, Settings, presentation_counts
 from coalmine.result.audit_result import Adversary, AuditResult, Row, SmallGroup
@@ -45,7 +45,7 @@ BEFORE = ("final", "final-update", "all-iterates")  # rungs below unknown-round
 
 
 def derive_result(
-    log: RoundLog,
+    log: RecordedRounds,
     settings: Settings,
     *,
     claim: Claim | None = None,
@@ -83,6 +83,9 @@ def derive_result(
     rungs = _in_order(rung_reader.scores(log.final), unknown)
     run = replace(_run_facts(log, settings, stated, clients), vouched=others_complete, schedule=schedule)
     participations = run.planned if claim is None else claim.participations or run.planned
+    sensitivity = None if claim is None else claim.sensitivity
+    if claim is not None and claim.moved != 1 and participations:
+        sensitivity = claim.moved * math.sqrt(participations)
     verdict: Verdict | None = None
     by_rung: dict[str, Verdict] = {}
     notes: list[str] = [] if why is None else [why]
@@ -92,7 +95,7 @@ def derive_result(
         notes += more
     elif sampled is not None:
         verdict, by_rung, legs, more = judge_sampled(sampled, rungs, gauges, run, log, settings, stated.clip_norms)
-        notes += more
+        notes += more + _replaced(claim, sampled.claim)
     else:
         verdict = judge_unclaimed(rungs, gauges, run)
     alarm = None if alarms is None else alarms.alarm
@@ -127,7 +130,7 @@ def derive_result(
             gate,
             rung=None if verdict is None else verdict.rung,
             participations=participations,
-            sensitivity=None if claim is None else claim.sensitivity,
+            sensitivity=sensitivity,
         ),
         audited=audited_items(
             facts,
@@ -147,6 +150,17 @@ def derive_result(
     )
 
 
+def _replaced(claim: Claim | None, judged: Claim) -> list[str]:
+    """How a replace-one claim is judged that counts sampling."""
+    if claim is None or judged is claim:
+        return []
+    unit = claim.unit or "client"
+    return [
+        f"epsilon {claim.epsilon:.4g} if one {unit} is replaced needs the noise that has epsilon {judged.epsilon:.4g} if "
+        f"one {unit} is added or removed, which is what canaries show: the legs judge that"
+    ]
+
+
 def _without_pass(verdict: Verdict | None, audited: Iterable[AuditedItem]) -> Verdict | None:
     """The verdict; UNDERPOWERED instead of PASS if the pipeline states that an item failed."""
     failed = next((item for item in audited if item.status == "failed"), None)
@@ -155,7 +169,7 @@ def _without_pass(verdict: Verdict | None, audited: Iterable[AuditedItem]) -> Ve
     return Verdict(finding=PipelineDiffers(item=failed.name, detail=failed.detail))
 
 
-def _one_look(log: RoundLog, settings: Settings, verdict: Verdict | None, alarm: Alarm | None) -> list[str]:
+def _one_look(log: RecordedRounds, settings: Settings, verdict: Verdict | None, alarm: Alarm | None) -> list[str]:
     """A note on a verdict in the middle of a run: its error rate holds for one look, not for many."""
     last = max(log.numbers, default=0)
     if verdict is None or alarm is not None or settings.rounds is None or last >= settings.rounds:
@@ -167,7 +181,7 @@ def _one_look(log: RoundLog, settings: Settings, verdict: Verdict | None, alarm:
 
 
 def derive_scores(
-    log: RoundLog,
+    log: RecordedRounds,
     settings: Settings,
     *,
     claim: Claim | None = None,
@@ -187,7 +201,7 @@ def derive_scores(
 
 
 def _sampled(
-    claim: Claim | None, log: RoundLog, settings: Settings, schedule: NoiseSchedule | None
+    claim: Claim | None, log: RecordedRounds, settings: Settings, schedule: NoiseSchedule | None
 ) -> SampledClaim | None:
     if claim is None or not claim.amplified:
         return None
@@ -240,7 +254,7 @@ def _adversaries(
 
 
 def _unknown_rounds(
-    log: RoundLog, settings: Settings, sampled: SampledClaim | None, schedule: NoiseSchedule | None
+    log: RecordedRounds, settings: Settings, sampled: SampledClaim | None, schedule: NoiseSchedule | None
 ) -> tuple[UnknownRoundReader | None, str | None]:
     """The reader of the rung unknown-round if its scheme is declared, or a note why there is none."""
     sampling = settings.sampling if sampled is None else sampled.sampling
@@ -282,7 +296,7 @@ def _sampled_row(unknown: UnknownRound, rungs: list[Scores], settings: Settings,
     return make_sampled_row(unknown, groups, settings, gate)
 
 
-def _run_facts(log: RoundLog, settings: Settings, stated: StatedReader, clients: int | None) -> RunFacts:
+def _run_facts(log: RecordedRounds, settings: Settings, stated: StatedReader, clients: int | None) -> RunFacts:
     """The facts of the run that a verdict needs besides scores and gauges."""
     times = presented_times(log, settings)
     # numbers increase from 1, so they are complete if there are as many as planned and the last is the planned one

@@ -8,7 +8,8 @@ from typing import Any, Literal, get_type_hints
 from msgspec import ValidationError, convert
 
 from coalmine.argument_checks import one_line
-from coalmine.verdict.pipeline_record import LONGEST_UNIT, ROW, PipelineRecord
+from coalmine.verdict.claim import LONGEST_UNIT
+from coalmine.verdict.pipeline_record import ROW, PipelineRecord
 
 STORED_AS = {"name": "trainer", "notes": "trainer_notes"}  # fields whose entry in result.json has another name
 

@@ -60,6 +60,15 @@ def format_rounds(count: int, step: str = STEP) -> str:
     return f"{count:,} {step}{'' if count == 1 else 's'}"
 
 
+def short_power(value: float) -> str:
+    """A small number as people type it.
+
+    >>> short_power(1e-5), short_power(0.01)
+    ('1e-5', '0.01')
+    """
+    return f"{value:.3g}".replace("e-0", "e-")
+
+
 def plural(noun: str) -> str:
     """The plural of a regular noun, and of "person"."""
     if noun == "person":

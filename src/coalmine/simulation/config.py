@@ -346,12 +346,12 @@ class RunConfig:
         """Check that an accountant can amplify epsilon by the sampling of this run."""
         if self.privacy.noise != "gaussian":
             raise ValueError(
-                f"no accountant amplifies noise {self.privacy.noise} by sampling: claim the analytical epsilon"
+                f"amplification by sampling is not supported for noise {self.privacy.noise}: claim the analytical epsilon"
             )
         if self.participation.kind not in SAMPLED:
             raise ValueError(
-                f"no accountant amplifies participation {self.participation.kind}: use poisson, or claim the analytical "
-                "epsilon"
+                f"amplification is not supported for participation {self.participation.kind}: use poisson, or claim the "
+                "analytical epsilon"
             )
         if self.participation.kind == "poisson" and self.divisor != "expected":
             raise ValueError(

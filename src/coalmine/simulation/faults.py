@@ -16,7 +16,7 @@ from coalmine.estimators.mechanism import mechanism_epsilon
 from coalmine.evidence.faults import FAULTS, Fault
 from coalmine.evidence.gauges.gauge import GaugeResult
 from coalmine.known_faults import likely_faults
-from coalmine.log.rounds_file import WithoutOthers
+from coalmine.log.recorded import WithoutOthers
 from coalmine.result.audit_result import AuditResult
 from coalmine.result.derivation import derive_result
 from coalmine.simulation.config import CanarySettings, ParticipationSettings, PrivacySettings, RunConfig

@@ -8,7 +8,7 @@ from coalmine.result.audit_result import AuditResult
 from coalmine.result.trainer_section import FunctionCheck
 from coalmine.result.words import format_interval, format_number
 from coalmine.testing.mechanism_check import check_private
-from coalmine.verdict.findings.power import Measured
+from coalmine.verdict.findings.power import PowerFacts
 from coalmine.verdict.outcome import Outcome
 
 
@@ -85,7 +85,7 @@ def describe_failure(result: AuditResult, name: str) -> str:
     ]
     if check.likely_fault:
         lines.append(f"likely fault: {check.likely_fault}")
-    if isinstance(result.verdict.finding, Measured):
+    if isinstance(result.verdict.finding, PowerFacts):
         lines.append("what to do: each call gives one score for every client; raise clients or most_calls")
     lines += [f"note: {note}" for note in result.notes]
     calls = f"{check.calls} calls with {check.clients} clients in {result.settings.dim:,} dimensions"

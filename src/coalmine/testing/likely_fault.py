@@ -23,7 +23,7 @@ REPEATED = (
 
 
 @dataclass(frozen=True)
-class Reading:
+class TrialReading:
     """A tested canary's contribution to a release, the noise std per coordinate, and the number of scores behind it."""
 
     length: float
@@ -35,12 +35,14 @@ class Reading:
         """The standard error of the length."""
         return self.noise / math.sqrt(self.canaries)
 
-    def is_longer(self, other: "Reading", factor: float) -> bool:
+    def is_longer(self, other: "TrialReading", factor: float) -> bool:
         """Whether its canaries are longer than another's by more than this factor, significantly."""
         return self.length - factor * other.length > APART * math.hypot(self.error, factor * other.error)
 
 
-def likely_fault(mechanism: Mechanism, pattern: str, result: AuditResult, readings: dict[str, Reading]) -> str | None:
+def likely_fault(
+    mechanism: Mechanism, pattern: str, result: AuditResult, readings: dict[str, TrialReading]
+) -> str | None:
     """The fault that best fits the measurements; None if nothing points to one."""
     long, exact, huge = (readings.get(name) for name in ("long", "exact", "huge"))
     assert long is not None
@@ -95,7 +97,9 @@ def likely_fault(mechanism: Mechanism, pattern: str, result: AuditResult, readin
     return _too_little_noise(mechanism, readings[pattern]) if refuted else None
 
 
-def _fault_of_single_clients(pattern: str, finding: Finding, long: Reading, readings: dict[str, Reading]) -> str | None:
+def _fault_of_single_clients(
+    pattern: str, finding: Finding, long: TrialReading, readings: dict[str, TrialReading]
+) -> str | None:
     """The fault if single clients, or updates of a special shape, refuted the claim."""
     if pattern == "clients":
         return "one client counts for more than the others. Look for a client that is added twice, or is not clipped"
@@ -114,12 +118,12 @@ def _fault_of_single_clients(pattern: str, finding: Finding, long: Reading, read
     )
 
 
-def _is_bare(reading: Reading) -> bool:
+def _is_bare(reading: TrialReading) -> bool:
     """Whether there is practically no noise."""
     return reading.noise < 1e-6 * abs(reading.length)
 
 
-def _too_little_noise(mechanism: Mechanism, reading: Reading) -> str:
+def _too_little_noise(mechanism: Mechanism, reading: TrialReading) -> str:
     """The noise relative to the noise that the claim needs, and the usual reason for such a factor."""
     if _is_bare(reading):
         return "there is no noise. Add Gaussian noise to the sum"

@@ -35,7 +35,7 @@ from coalmine.testing.call_plan import (
     plan_calls,
     uneven,
 )
-from coalmine.testing.likely_fault import Reading, likely_fault
+from coalmine.testing.likely_fault import TrialReading, likely_fault
 from coalmine.testing.release_calls import ROUNDED_NOISE, Progress, ReleaseTrials
 from coalmine.testing.shaped_calls import ShapedPattern, shaped_patterns
 from coalmine.testing.tested_mechanism import Adjacency, Aggregate, Mechanism, checked_mechanism
@@ -46,7 +46,7 @@ from coalmine.verdict.findings.canaries import UnevenScores
 from coalmine.verdict.findings.checks import NoiseFollowsData, ShrunkByOthers
 from coalmine.verdict.findings.finding import Significance
 from coalmine.verdict.findings.gauges import GaugeReading, NoisePartlyLeft, NoiseRemovable, OutsideLimits
-from coalmine.verdict.findings.power import DetectableInCalls, EnoughPower, Measured, TooFewCalls
+from coalmine.verdict.findings.power import DetectableInCalls, EnoughPower, PowerFacts, TooFewCalls
 from coalmine.verdict.gauge_proofs import reading_of
 from coalmine.verdict.outcome import Outcome
 from coalmine.verdict.verdict import Verdict
@@ -226,7 +226,7 @@ def _combined(
     readings = {pattern.name: trials.reading(pattern) for pattern in patterns}
     readings |= {pattern.name: trials.shaped_reading(pattern) for pattern in shaped}
     verdict = _verdict(result)
-    if mechanism.noise is None and isinstance(verdict.finding, Measured):
+    if mechanism.noise is None and isinstance(verdict.finding, PowerFacts):
         tested = [main, *(pattern for pattern in others if pattern.weighted)]
         reached = max(trials.detectable(pattern) for pattern in tested)
         facts = verdict.finding.facts | {"power": PLANNED_POWER, "detectable_epsilon": reached}
@@ -242,7 +242,7 @@ def _described(
     trials: ReleaseTrials,
     result: AuditResult,
     decided: str,
-    readings: dict[str, Reading],
+    readings: dict[str, TrialReading],
     verdicts: dict[str, Verdict],
 ) -> AuditResult:
     """The result with notes, audited items and the details of the check."""

@@ -28,7 +28,7 @@ from coalmine.result.audit_result import AuditResult, Headline
 from coalmine.result.derivation import derive_result, derive_scores
 from coalmine.result.gaussian_bound import GaussianBound
 from coalmine.testing.call_plan import CallPlan, Indices, Pattern
-from coalmine.testing.likely_fault import Reading
+from coalmine.testing.likely_fault import TrialReading
 from coalmine.testing.shaped_calls import LEVEL as CLIENT_LEVEL
 from coalmine.testing.shaped_calls import ShapedCall, ShapedPattern, client_verdict, judge_shaped
 from coalmine.testing.tested_mechanism import Mechanism
@@ -168,7 +168,7 @@ class ReleaseTrials:
         if kept.any():
             self._rests.append(kept / np.linalg.norm(kept))
 
-    def arrival(self, pattern: Pattern, usual: Reading) -> tuple[float, float] | None:
+    def arrival(self, pattern: Pattern, usual: TrialReading) -> tuple[float, float] | None:
         """The share of their norm that updates of at most the clip norm keep among longer ones, and its standard error."""
         kept, lengths = [], []
         for number, call in enumerate(self._made[pattern.name]):
@@ -187,19 +187,19 @@ class ReleaseTrials:
         """Whether nothing but zeros was released."""
         return not any(call.vector.any() for call in self._made[pattern.name])
 
-    def reading(self, pattern: Pattern) -> Reading:
+    def reading(self, pattern: Pattern) -> TrialReading:
         """A tested canary's contribution to a release, and the release's noise."""
         made = self._made[pattern.name]
         along = np.concatenate([call.along[call.tested] for call in made])
         noise = math.sqrt(float(np.mean([call.variance for call in made])))
-        return Reading(length=float(along.mean()), noise=noise, canaries=along.size)
+        return TrialReading(length=float(along.mean()), noise=noise, canaries=along.size)
 
-    def shaped_reading(self, pattern: ShapedPattern) -> Reading:
+    def shaped_reading(self, pattern: ShapedPattern) -> TrialReading:
         """The same for updates of a special shape."""
         made = self._shaped[pattern.name]
         along = np.concatenate([call.along for call in made])
         noise = math.sqrt(float(np.mean([call.noise**2 for call in made])))
-        return Reading(length=float(along.mean()), noise=noise, canaries=along.size)
+        return TrialReading(length=float(along.mean()), noise=noise, canaries=along.size)
 
     def is_steady(self) -> bool:
         """Whether a canary contributes equally to each call of the main pattern. Under an adaptive clip norm it does not."""
@@ -372,10 +372,10 @@ class ReleaseTrials:
         fitting = {size for size in sizes.values() if self._fits(reading, size)}
         return fitting.pop() if len(fitting) == 1 and self.is_steady() else None
 
-    def _fits(self, reading: Reading, size: float) -> bool:
+    def _fits(self, reading: TrialReading, size: float) -> bool:
         return abs(reading.length - size) <= CREDIBLE_STDS * reading.error + 1e-5 * size
 
-    def _stated_noise(self, reading: Reading, unit: float) -> float:
+    def _stated_noise(self, reading: TrialReading, unit: float) -> float:
         """The measured noise, or the noise that the claim needs if the aggregate is declared and the claim needs more.
 
         A contribution that merely fits a sum or a mean is not certain enough: a mean over 110 looks like one over 100.

@@ -20,7 +20,8 @@ from coalmine.evidence.gauges.gauge import GaugeResult
 from coalmine.evidence.ladder import Scores
 from coalmine.evidence.noise_schedule import NoiseSchedule
 from coalmine.evidence.unknown_round import RUNG
-from coalmine.log.rounds_file import Entry, RoundLog
+from coalmine.log.recorded import RecordedRounds
+from coalmine.log.rounds_file import Entry
 from coalmine.measure.schedule import Indices
 from coalmine.measure.settings import FEWEST, Settings
 from coalmine.verdict.claim import Claim
@@ -33,7 +34,7 @@ from coalmine.verdict.findings.amplified import (
     DividedByCohort,
     EpsilonInRange,
     OtherSampler,
-    Picks,
+    PickFacts,
     RoundsUnobserved,
     SampledAsClaimed,
     SamplerAboveClaim,
@@ -99,7 +100,7 @@ class SampledClaim:
         """The noise multiplier of the rounds with the most noise."""
         return self.noise / min((strength for strength, _ in self.sampling.strengths), default=1.0)
 
-    def unobserved(self, log: RoundLog) -> int:
+    def unobserved(self, log: RecordedRounds) -> int:
         """The number of the claim's rounds that were not observed, whose noise and sampling are unknown."""
         claimed = set(range(1, self.sampling.total_rounds + 1))
         return len(claimed - set(log.numbers))
@@ -168,7 +169,7 @@ class SampledClaim:
 
     def _sampler_power(self, reading: SamplerReading, sized: bool) -> SampledAsClaimed | TooFewPicks:
         """PASS if a rate at which epsilon is twice the claim would have been detected with 90 % probability."""
-        facts = vars(Picks(scheme=str(self.sampling), picks=reading.picks, rate=reading.rate, cohorts_known=sized))
+        facts = vars(PickFacts(scheme=str(self.sampling), picks=reading.picks, rate=reading.rate, cohorts_known=sized))
         enough = reading.picks >= FEWEST
         if not isinstance(self.sampling, Poisson | FixedSize):  # once per epoch: one pick too many would be detected
             return SampledAsClaimed(**facts) if enough else TooFewPicks(**facts)
@@ -304,7 +305,7 @@ def judge_sampled(
     rungs: list[Scores],
     gauges: list[GaugeResult],
     run: RunFacts,
-    log: RoundLog,
+    log: RecordedRounds,
     settings: Settings,
     clip_norms: Sequence[float],
 ) -> tuple[Verdict, dict[str, Verdict], dict[str, Verdict], list[str]]:

@@ -5,15 +5,23 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from coalmine.argument_checks import count_of, one_number, short_repr, whole_number
-from coalmine.estimators.sampling import Sampling, checked_sampling, sampling_from_dict, sampling_to_dict
+from coalmine.argument_checks import WrongTypeError, count_of, one_number, short_repr, whole_number
+from coalmine.estimators.sampling import (
+    Poisson,
+    RandomAllocation,
+    Sampling,
+    checked_sampling,
+    sampling_from_dict,
+    sampling_to_dict,
+)
 
 LARGEST_CLAIM = 1e99  # twice this is still an epsilon of a mechanism
 TERMS = ("delta", "unit", "adjacency")  # stated with a number, whatever its accounting
 NOISES = (1e-6, 1e6)  # smallest and largest noise multiplier passed to an accountant
 
 
-ADJACENCIES = ("add or remove one", "zero out one", "replace one")
+ADD_OR_REMOVE, ZERO_OUT, REPLACE = ADJACENCIES = ("add or remove one", "zero out one", "replace one")
+LONGEST_UNIT = 60  # characters
 MECHANISM = "mechanism:"  # before a number in text: the epsilon of the mechanism, without amplification
 
 
@@ -27,14 +35,15 @@ class Claim:
 
     `Claim.mechanism(10.0)` is the ε of a client who took part `participations` times in rounds that the attacker knows.
     The number may be omitted if the audit's own schedule was followed and every round was observed: then it is the
-    schedule's. `sensitivity` is that of the accounting, in clip norms (default: √participations; under correlated noise
-    that of the most exposed canary).
+    schedule's. `sensitivity` is that of the accounting, in clip norms (default: √participations, twice as much if one unit
+    is replaced; under correlated noise that of the most exposed canary).
 
     With `sampling` it is an amplified ε: the attacker does not know in which rounds a client took part.
     `noise_multiplier` is that of the accounting (default: the one that gives the claimed epsilon). With
     `sampler_observed`, the canaries took part exactly when the pipeline's own sampler picked them.
 
-    `delta`, `unit` (row, document, client, …) and `adjacency` are stated with the number where they are known.
+    `delta`, `unit` (row, document, client, …) and `adjacency` are stated with the number where they are known. The
+    adjacency is "add or remove one", "zero out one" or "replace one"; with `sampling`, one that its accountant knows.
     `counts_sampling` says whether the number counts amplification by sampling; None leaves it to the pipeline.
     """
 
@@ -54,7 +63,14 @@ class Claim:
         """A claim from a Claim, a number, or text: "3" is a bare number, "mechanism:10" the mechanism's epsilon."""
         if claim is None or isinstance(claim, Claim):
             return claim
-        return cls.parse(claim) if isinstance(claim, str) else cls(epsilon=claim)
+        if isinstance(claim, str):
+            return cls.parse(claim)
+        try:
+            return cls(epsilon=claim)
+        except WrongTypeError:
+            raise WrongTypeError(
+                f"claim must be a number such as 3.0, or a Claim, got {short_repr(claim)}{_hint(claim)}"
+            ) from None
 
     @classmethod
     def mechanism(cls, epsilon: float, participations: int | None = None, **terms: Any) -> "Claim":
@@ -116,7 +132,12 @@ class Claim:
                 if getattr(self, name):
                     raise ValueError(f"{name} belongs to a claim amplified by sampling: pass its sampling=… too")
             return
-        checked_sampling(self.sampling)
+        known = known_adjacencies(checked_sampling(self.sampling))
+        if self.adjacency is not None and self.adjacency not in known:
+            raise ValueError(
+                f"adjacency must be {' or '.join(map(repr, known))} for {self.sampling.title}, whose accountant knows no "
+                f"other, got {self.adjacency!r}"
+            )
         for name in ("participations", "sensitivity"):
             if getattr(self, name) is not None:
                 raise ValueError(
@@ -126,14 +147,28 @@ class Claim:
     def _check_terms(self) -> None:
         if self.delta is not None and self.delta >= 1:
             raise ValueError(f"delta must lie in (0, 1), got {self.delta:g}")
-        if self.unit is not None and not (isinstance(self.unit, str) and self.unit.strip()):
-            raise TypeError(f"unit must be a word such as row, document or client, got {short_repr(self.unit)}")
+        if self.unit is not None and not _is_word(self.unit):
+            raise WrongTypeError(
+                f"unit must be a word such as row, document or client, of at most {LONGEST_UNIT} printable characters, got "
+                f"{short_repr(self.unit)}"
+            )
         if self.adjacency is not None and self.adjacency not in ADJACENCIES:
             raise ValueError(f"adjacency must be one of {', '.join(ADJACENCIES)}, got {short_repr(self.adjacency)}")
-        if self.counts_sampling not in (None, True, False):
-            raise TypeError(f"counts_sampling must be True, False or None, got {short_repr(self.counts_sampling)}")
+        if not (self.counts_sampling is None or isinstance(self.counts_sampling, bool)):
+            raise WrongTypeError(f"counts_sampling must be True, False or None, got {short_repr(self.counts_sampling)}")
         if self.counts_sampling is False and self.sampling is not None:
             raise ValueError("a claim with sampling=… counts it: omit counts_sampling=False, or the sampling")
+
+    @property
+    def moved(self) -> float:
+        """The clip norms by which one unit moves the sum of a round that it is in, unless the claim states a sensitivity."""
+        known_rounds = self.sampling is None and self.sensitivity is None
+        return 2.0 if known_rounds and self.adjacency == REPLACE else 1.0
+
+    @property
+    def stated_adjacency(self) -> str | None:
+        """The adjacency of the claim, or else of its sampling scheme's accountant."""
+        return self.adjacency or (None if self.sampling is None else self.sampling.adjacency)
 
     @property
     def bare(self) -> bool:
@@ -158,7 +193,7 @@ class Claim:
         """How the number was read, in one line."""
         unit = self.unit or "client"
         if self.sampling is not None:
-            terms = f"whole training, sampling counted ({self.sampling}, {self.adjacency or self.sampling.adjacency})"
+            terms = f"whole training, sampling counted ({self.sampling}, {self.stated_adjacency})"
         elif self.bare:
             terms = "whole training, no sampling counted"
         else:
@@ -200,3 +235,21 @@ class Claim:
             return cls(**given)
         except (TypeError, KeyError, AttributeError) as error:
             raise ValueError(f"the claim's fields are not those of a claim ({error})") from None
+
+
+def known_adjacencies(sampling: Sampling) -> tuple[str, ...]:
+    """The adjacencies under which the epsilon of a scheme is known."""
+    if isinstance(sampling, Poisson):
+        return ADJACENCIES
+    return (ADD_OR_REMOVE, ZERO_OUT) if isinstance(sampling, RandomAllocation) else (sampling.adjacency,)
+
+
+def _is_word(unit: Any) -> bool:
+    return isinstance(unit, str) and bool(unit.strip()) and unit.isprintable() and len(unit) <= LONGEST_UNIT
+
+
+def _hint(claim: Any) -> str:
+    """How to write what is no number, but has an epsilon."""
+    if type(claim).__name__.endswith("DpEvent"):
+        return ": Claim.from_event(event, delta, neighboring_relation) reads an event"
+    return ": pass its epsilon" if hasattr(claim, "get_epsilon") else ""

@@ -90,14 +90,14 @@ def context_of(
 def _claimed_noise(claim: Claim, times: int, strongest: float | None, exposure: float, delta: float) -> float:
     """The noise multiplier that the claim implies, in the reference of the rounds' schedule if their noise varies."""
     if claim.sensitivity is None and strongest is None:
-        noise = float(mechanism_noise(claim.epsilon, delta=delta, participations=times))
+        noise = claim.moved * float(mechanism_noise(claim.epsilon, delta=delta, participations=times))
         return noise if exposure == times else noise * math.sqrt(exposure / times)
     if claim.sensitivity is None and claim.participations is not None:
         raise ValueError(
             "under correlated noise the number of participations does not determine a client's exposure: give the claim its "
             "sensitivity, or omit participations to claim epsilon for the most exposed canary"
         )
-    sensitivity = math.sqrt(strongest or 1.0) if claim.sensitivity is None else claim.sensitivity
+    sensitivity = claim.moved * math.sqrt(strongest or 1.0) if claim.sensitivity is None else claim.sensitivity
     return sensitivity * math.sqrt(exposure / times) * float(mechanism_noise(claim.epsilon, delta=delta))
 
 
@@ -158,10 +158,15 @@ class ClaimContext:
         times = presentations or self.presentations
         return float(mechanism_epsilon(self.noise, delta=self.delta, participations=times))
 
+    def implied_for(self, times: int) -> float:
+        """The epsilon of a client like the claim's in this many rounds: more than a canary's if clients are replaced."""
+        exposure = self.claim.moved * math.sqrt(self.run.exposure_of(times))
+        return float(mechanism_epsilon(self.noise / exposure, delta=self.delta))
+
     def composed(self, inverse: npt.NDArray[np.float64]) -> float:
         """Epsilon of the claim's own client if round t has noise multiplier 1/inverse[t]: the accountant's lower end."""
         times = self.times or 1
-        exposure = (self.claim.sensitivity or math.sqrt(times)) ** 2
+        exposure = (self.claim.sensitivity or self.claim.moved * math.sqrt(times)) ** 2
         return composed_epsilon(inverse, delta=self.delta, times=times, exposure=exposure, sampling=self.sampling)
 
     def implied(self, multiplier: float) -> float:
@@ -170,7 +175,7 @@ class ClaimContext:
             return 0.0 if multiplier > 0 else math.inf
         if self.sampling is not None:
             return amplified_epsilon(multiplier, replace(self.sampling, strengths=()), self.delta).low
-        exposure = self.claim.sensitivity or math.sqrt(self.strongest or self.times or 1)
+        exposure = self.claim.sensitivity or self.claim.moved * math.sqrt(self.strongest or self.times or 1)
         return float(mechanism_epsilon(multiplier / exposure, delta=self.delta))
 
     def refutes(self, multiplier: float) -> bool:

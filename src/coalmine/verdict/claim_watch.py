@@ -31,6 +31,7 @@ class ClaimWatch:
     def __init__(self, settings: Settings, claim: Claim | None) -> None:
         self._settings = settings
         self.claim = claim  # what the audit was made with, and committed to
+        self.reading = claim  # the same, as the pipeline's accounting reads it
         self._reaction: tuple[Claim, OnViolation] | None = None
         self._reader: tuple[Claim, AlarmReader] | None = None  # the claim last checked for an alarm, and its reader
         self._new_alarm: Alarm | None = None
@@ -49,6 +50,7 @@ class ClaimWatch:
 
     def read_claim_as(self, claim: Claim) -> None:
         """Check the rounds against this reading of the audit's claim, if they are checked. For integrations."""
+        self.reading = claim
         if self._reaction is not None:
             self._reaction = (claim, self._reaction[1])
 

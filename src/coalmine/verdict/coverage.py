@@ -18,7 +18,7 @@ from coalmine.evidence.gauges.others import Others
 from coalmine.evidence.gauges.shared_draws import SharedDraws
 from coalmine.evidence.views import RoundViews
 from coalmine.measure.settings import Settings
-from coalmine.verdict.findings.amplified import Picks
+from coalmine.verdict.findings.amplified import PickFacts
 from coalmine.verdict.verdict import Verdict
 
 Status = Literal["checked", "failed", "not checked", "cannot be checked", "does not apply"]
@@ -136,7 +136,7 @@ def _level(facts: CoverageReader, results: Results, unobserved: int) -> AuditedI
     if results.of(Length.NOISE):
         detail = "only that the rounds are not shorter than the stated noise; pass `others` to check its level"
         return AuditedItem("noise level", "not checked", detail)
-    detail = "pass `others` and noise_std in every round; without them only the canaries' scores speak of it"
+    detail = "pass `others` and noise_std in every round; without them, only the canaries' scores measure it"
     return AuditedItem("noise level", "not checked", detail)
 
 
@@ -180,8 +180,8 @@ def _sampled(settings: Settings) -> str:
 
 
 def _sampler(sampling: Verdict | None) -> AuditedItem:
-    if sampling is None or not isinstance(sampling.finding, Picks):
-        return AuditedItem("sampler", "not checked", "the audit chose the canaries' rounds, or was told them")
+    if sampling is None or not isinstance(sampling.finding, PickFacts):
+        return AuditedItem("sampler", "not checked", "the pipeline's sampler did not choose the canaries' rounds")
     detail = f"it picked canaries {sampling.finding.picks} times, and those picks were tested"
     sizes = (
         "cohort sizes too"
@@ -194,7 +194,7 @@ def _sampler(sampling: Verdict | None) -> AuditedItem:
 def _participations(
     claimed: int | None, planned: int | None, presentations: int, sampling: Verdict | None
 ) -> AuditedItem:
-    if sampling is not None and isinstance(sampling.finding, Picks):
+    if sampling is not None and isinstance(sampling.finding, PickFacts):
         return AuditedItem("participations", "checked", "how often the sampler picks canaries was tested")
     if planned is not None and claimed in (None, planned):
         detail = f"the canaries took part in at most {count_of(planned, 'round')}, by the audit's own schedule"
@@ -211,4 +211,4 @@ def _others(facts: CoverageReader, results: Results) -> AuditedItem:
         return AuditedItem("others", "not checked", "`others` was not given, so known-others is left out")
     if results.of(Others.OTHERS) is None:
         return AuditedItem("others", "cannot be checked", "`others` is zero in every round")
-    return AuditedItem("others", "checked", "the residual was compared with `others`: none of it is left")
+    return AuditedItem("others", "checked", "the residual is uncorrelated with `others`")

@@ -16,19 +16,18 @@ from scipy.optimize import brentq
 from coalmine.argument_checks import delta_array, one_number, short_repr
 from coalmine.estimators.amplification import amplified_epsilon
 from coalmine.estimators.sampling import FixedSize, Poisson, Sampling
-from coalmine.verdict.claim import Claim
+from coalmine.verdict.claim import REPLACE, Claim
 
 ADJACENCY = {
     "ADD_OR_REMOVE_ONE": "add or remove one",
     "REPLACE_SPECIAL": "zero out one",
     "REPLACE_ONE": "replace one",
 }
-REPLACE = "replace one"
 SAME_EPSILON = 0.005  # relative: printed epsilons are rounded
 SPELLINGS = "state the epsilon instead, claim=3.0, or for known rounds claim=Claim.mechanism(10.0)"
 
 
-class Part(NamedTuple):
+class EventPart(NamedTuple):
     """Equal rounds of an event. `sample` is None without sampling, a rate, or size and population of fixed batches."""
 
     noise_multiplier: float
@@ -85,14 +84,14 @@ def adjacency_of(neighboring_relation: Any) -> str:
     return ADJACENCY[name]
 
 
-def parts_of(event: Any) -> list[Part]:
+def parts_of(event: Any) -> list[EventPart]:
     """The rounds of an event, equal ones together; ValueError for an event that is not read."""
     import dp_accounting as dp
 
     if isinstance(event, dp.SelfComposedDpEvent):
         return [part._replace(rounds=part.rounds * int(event.count)) for part in parts_of(event.event) if event.count]
     if isinstance(event, dp.ComposedDpEvent):
-        rounds: dict[Part, int] = {}
+        rounds: dict[EventPart, int] = {}
         for part in (part for inner in event.events for part in parts_of(inner)):
             kind = part._replace(rounds=0)
             rounds[kind] = rounds.get(kind, 0) + part.rounds
@@ -105,7 +104,7 @@ def parts_of(event: Any) -> list[Part]:
     elif isinstance(event, dp.SampledWithoutReplacementDpEvent):
         gaussian, sample = event.event, (int(event.sample_size), int(event.source_dataset_size))
     if isinstance(gaussian, dp.GaussianDpEvent) and gaussian.noise_multiplier > 0 and sample != 0:
-        return [Part(float(gaussian.noise_multiplier), sample, 1)]
+        return [EventPart(float(gaussian.noise_multiplier), sample, 1)]
     raise ValueError(
         "an event must compose Gaussian events with noise, as they are, Poisson-sampled, or in batches of a fixed size "
         f"without replacement, got {short_repr(event)}: {SPELLINGS}"

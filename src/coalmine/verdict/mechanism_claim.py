@@ -231,5 +231,6 @@ def _more_often(context: ClaimContext) -> str | None:
         return None
     return (
         f"the claim is about a client that takes part {times_of(claim.participations)}; canaries took part up to "
-        f"{times_of(times)}, and for a client who does the claim's noise means an epsilon of {context.epsilon(times):.3g}"
+        f"{times_of(times)}, and for a client who does the claim's noise means an epsilon of "
+        f"{context.implied_for(times):.3g}"
     )

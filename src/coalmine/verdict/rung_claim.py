@@ -1,12 +1,14 @@
 """The judge of one rung: what its scores alone say about a claim, and what they would have detected."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 
 from coalmine.estimators.amplification import amplified_epsilon
 from coalmine.estimators.bounds import bound_of
+from coalmine.estimators.mechanism import mechanism_noise
 from coalmine.estimators.planning import canaries_for_power, detectable_mean, power_against_claim
 from coalmine.estimators.sampling import Sampling
 from coalmine.evidence import levels
@@ -33,7 +35,7 @@ from coalmine.verdict.findings.noise import (
 )
 from coalmine.verdict.findings.power import (
     EnoughPower,
-    Measured,
+    PowerFacts,
     PowerHidden,
     PowerOutOfReach,
     TooFewCanaries,
@@ -231,10 +233,17 @@ def _power_of(name: str, groups: list[Scores], context: ClaimContext, signal: No
         return _grouped_power(context, signal) if alone else OthersNeeded()
     if context.sampling is not None:
         return _sampled_power(context, context.sampling, signal, hidden)
-    settings = {"delta": context.delta, "level": TEST_LEVEL, "dilution": hidden, "null_dof": signal.dof}
+    factor = _canary_factor(context, epsilon, exposure)
+    settings = {
+        "delta": context.delta,
+        "level": TEST_LEVEL,
+        "dilution": hidden,
+        "null_dof": signal.dof,
+        "factor": factor,
+    }
     power = power_against_claim(count, epsilon, **settings)
     facts = vars(
-        Measured(power=power, canaries=count, claimed_noise=context.noise, measured_noise=_measured_noise(signal))
+        PowerFacts(power=power, canaries=count, claimed_noise=context.noise, measured_noise=_measured_noise(signal))
     )
     if power >= POWER:
         return EnoughPower(**facts, participations=context.times)
@@ -242,6 +251,16 @@ def _power_of(name: str, groups: list[Scores], context: ClaimContext, signal: No
     if needed is not None:
         return TooFewCanaries(**facts, canaries_needed=needed)
     return PowerHidden(**facts) if name == PowerHidden.rung else PowerOutOfReach(**facts)
+
+
+def _canary_factor(context: ClaimContext, epsilon: float, exposure: float) -> float:
+    """The factor by which a canary's epsilon grows if that of the claim's own client doubles."""
+    claim = context.claim
+    if claim.sensitivity is None and claim.moved == 1:
+        return 2.0
+    less = float(mechanism_noise(2 * claim.epsilon, delta=context.delta))
+    share = less / float(mechanism_noise(claim.epsilon, delta=context.delta))
+    return replace(context, noise=share * context.noise).epsilon(round(exposure), exposure) / epsilon
 
 
 def _measured_noise(signal: NoiseSignal) -> float | None:

@@ -36,7 +36,7 @@ class ScoredCanaries:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScoreResult:
+class ScoresEstimate:
     """The result from scores without a run: estimate, interval, bound, floor, and the verdict if there is a claim."""
 
     canaries: ScoredCanaries
@@ -96,7 +96,7 @@ def estimate_from_scores(
     method: str,
     variance: Variance,
     confidence: float,
-) -> ScoreResult:
+) -> ScoresEstimate:
     """Epsilon from the scores of canaries that took part once, and the verdict if there is a claim.
 
     With `known_others` the other clients' updates were subtracted, so that only noise hides a canary.
@@ -112,7 +112,7 @@ def estimate_from_scores(
         verdict = judge_scores(canaries, estimate, claim, delta=delta, known_others=known_others)
         if verdict.outcome == "UNDERPOWERED" and not known_others and _unobserved(null) is None:
             verdict = Verdict(finding=PossiblyHidden())
-    return ScoreResult(
+    return ScoresEstimate(
         canaries=canaries,
         delta=delta,
         estimate=estimate,

@@ -311,7 +311,7 @@ def _derive_again(
 ) -> AuditResult:
     """The result that follows from a stored log and what the pipeline stated about itself, with this claim."""
     return derive_result(
-        log.as_log,
+        log,
         settings,
         claim=claim,
         analytical_epsilon=result.analytical_epsilon,

@@ -77,7 +77,7 @@ def _reading_fault(known: Evidence, judged: Claim) -> str | None:
     if judged.sampling is not None:
         covered = judged.sampling.total_rounds
         return None if covered >= rounds else f"it was read for {covered} of {rounds} rounds"
-    most = max(int(presented_times(known.log.as_log, known.settings).max()), 1)
+    most = max(int(presented_times(known.log, known.settings).max()), 1)
     if judged.participations is not None and judged.participations < most:
         return f"it was read for a client in {judged.participations} rounds, and canaries were in up to {most}"
     if judged.sensitivity is not None and judged.sensitivity < (1 - TOLERANCE) * most**0.5:

@@ -18,7 +18,7 @@ from coalmine.evidence.gauges.gauged_rounds import GaugedRounds
 from coalmine.evidence.gauges.gaussian import DIVERGENCE
 from coalmine.evidence.gauges.layers import NO_NOISE
 from coalmine.evidence.views import RoundViews
-from coalmine.measure.coordinate_sums import QUANTILES, Reading, chi_quantile
+from coalmine.measure.coordinate_sums import QUANTILES, CoordinateReading, chi_quantile
 from coalmine.measure.noise_law import BARE, zero_width
 from coalmine.measure.round import Round
 
@@ -81,13 +81,13 @@ class Coordinates(Gauge):
 
     def __init__(self, rounds: GaugedRounds) -> None:
         super().__init__(rounds)
-        self._readings: list[Reading] = []
+        self._readings: list[CoordinateReading] = []
         self._final = None if rounds.final is None else rounds.final.law_coordinates
 
     def add(self, look: RoundViews) -> None:
         """Take the next round."""
         if look.item.law_coordinates is not None:
-            self._readings.append(Reading.of(look.item.law_coordinates))
+            self._readings.append(CoordinateReading.of(look.item.law_coordinates))
 
     def results(self, level: float) -> Iterator[GaugeResult]:
         """Every statistic that has its inputs; a correct run fails one with probability `level`."""
@@ -151,13 +151,13 @@ class Coordinates(Gauge):
             notes.append(f"coordinates: after a restart they are followed anew: {covered}")
         return notes
 
-    def _ends(self) -> list[Reading]:
+    def _ends(self) -> list[CoordinateReading]:
         """The last reading of each run without a restart."""
-        readings = [*self._readings, *([] if self._final is None else [Reading.of(self._final)])]
+        readings = [*self._readings, *([] if self._final is None else [CoordinateReading.of(self._final)])]
         after = [reading.first for reading in readings[1:]]
         return [one for place, one in enumerate(readings) if place == len(after) or after[place] > one.first]
 
-    def _tested(self, level: float) -> Iterator[tuple[Reading, float]]:
+    def _tested(self, level: float) -> Iterator[tuple[CoordinateReading, float]]:
         """The readings that are tested, with the level of each."""
         ends = self._ends()
         early = [
@@ -182,7 +182,7 @@ class Coordinates(Gauge):
         return f" in layer {layers[number][0]}" if number < len(layers) else ""
 
 
-def _rounds(reading: Reading) -> str:
+def _rounds(reading: CoordinateReading) -> str:
     if reading.last - reading.first + 1 == reading.rounds:
         return f"rounds {reading.first} to {reading.last}" if reading.rounds > 1 else f"round {reading.first}"
     return f"{count_of(reading.rounds, 'round')} from {reading.first} to {reading.last}"
@@ -194,7 +194,7 @@ class _Test:
     Of the half for small sums, the smallest one has half, and each count a quarter.
     """
 
-    def __init__(self, reading: Reading, level: float) -> None:
+    def __init__(self, reading: CoordinateReading, level: float) -> None:
         self.reading = reading
         rounds, followed = reading.rounds, max(reading.followed, 1)
         low = SLACK * math.sqrt(chi_quantile(level / 4 / followed, rounds) / rounds)

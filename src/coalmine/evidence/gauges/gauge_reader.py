@@ -7,12 +7,12 @@ from coalmine.evidence.gauges.gauged_rounds import GaugedRounds
 from coalmine.evidence.gauges.length import Length
 from coalmine.evidence.gauges.others import Others
 from coalmine.evidence.views import RoundViews, read_log
-from coalmine.log.rounds_file import RoundLog
+from coalmine.log.recorded import RecordedRounds
 from coalmine.measure.round import Final
 from coalmine.measure.settings import Settings
 
 
-def read_gauges(log: RoundLog, settings: Settings, compared: Container[int] | None = None) -> list[GaugeResult]:
+def read_gauges(log: RecordedRounds, settings: Settings, compared: Container[int] | None = None) -> list[GaugeResult]:
     """All statistics whose inputs the log has. `compared` is that of `GaugedRounds`."""
     reader = GaugeReader(settings, len(log.numbers), compared, final=log.final)
     read_log(log, settings, reader)

@@ -25,7 +25,7 @@ class Others(Gauge):
     item = ""
     OTHERS = Statistic(
         name="others",
-        meaning="factor by which `others` must be multiplied to be what the round summed",
+        meaning="ratio of the sum that entered the round to the reported `others`",
         law="Σ⟨r, o⟩ is normal; must explain more than 0.5 % of ‖r‖²",
         advice="`others` is not what the round summed. Pass the clipped sum of the real clients, divided by the same "
         "n and multiplied by the same server learning rate as model_delta.",
@@ -66,7 +66,7 @@ class Others(Gauge):
     def _others(self, products: Floats, lengths: Floats, level: float) -> GaugeResult:
         """The share of `others` that is still in the residual: 0 if `others` is what the round summed.
 
-        The reading is the factor by which `others` must be multiplied to equal what the round summed.
+        The reading is the ratio of the sum that entered the round to the reported `others`.
         """
         settings = self.settings
         overlap = 1.0 if settings.kind == "rotated" else math.sqrt(1 + settings.unobserved / settings.dim)

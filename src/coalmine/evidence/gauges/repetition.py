@@ -34,7 +34,7 @@ class Repetition(Gauge):
     order = 30
     PAIR = Statistic(
         name="repeat",
-        meaning="cosine of what is left in a round with the round before that is most like it",
+        meaning="largest cosine between a round's residual and an earlier one",
         law="a cosine of random directions, over all pairs of rounds",
         advice=COMES_BACK,
         refutes=1.0,
@@ -43,7 +43,7 @@ class Repetition(Gauge):
     )
     SUM = Statistic(
         name="repeat of any",
-        meaning="cosine of what is left in a round with the sum of all rounds before",
+        meaning="cosine between a round's residual and the sum of all earlier ones",
         law="a cosine of random directions; the length of the sum of all rounds is χ²",
         advice=COMES_BACK,
         refutes=1.0,

@@ -24,7 +24,7 @@ DAMAGED = (ValueError, OSError, KeyError, TypeError, EOFError, RuntimeError, zip
 
 
 @dataclass(frozen=True)
-class Layout:
+class RecordLayout:
     """The arrays that the audit covers: those that hold floating-point numbers in the first model.
 
     Integer buffers stay out, even after Flower's noise has turned them into fractions.
@@ -36,7 +36,7 @@ class Layout:
     single: bool  # whether float32 can hold every array
 
     @classmethod
-    def of(cls, record: Mapping[str, Array], left_out: Iterable[str] | None = None) -> "Layout":
+    def of(cls, record: Mapping[str, Array], left_out: Iterable[str] | None = None) -> "RecordLayout":
         """The layout of a model. For a later model, pass the `left_out` of the first."""
         described = {name: _dtype_and_size(array) for name, array in record.items()}
         if left_out is None:

@@ -15,7 +15,7 @@ from coalmine.argument_checks import one_number, short_repr, whole_number
 from coalmine.audit import Audit
 from coalmine.canaries import RotatedCanaries, SphereCanaries
 from coalmine.canaries.seeds import is_guessable
-from coalmine.integrations.flower.arrays import Layout
+from coalmine.integrations.flower.arrays import RecordLayout
 from coalmine.log.commitment import Commitment
 from coalmine.log.files import write_atomically
 from coalmine.log.seed_file import read_seed
@@ -53,7 +53,7 @@ def canary_mod(message: Message, context: Context, call_next: "ClientAppCallable
     if bypassed is not None and announcement.round_number is None:  # an Observer cannot drop the reply
         raise ValueError(mod_order(bypassed))
     (received,) = message.content.array_records.values()
-    layout = Layout.of(received, announcement.left_out)
+    layout = RecordLayout.of(received, announcement.left_out)
     if layout.dim != announcement.dim:
         raise ValueError(f"the audit is for {announcement.dim} numbers, but this model has {layout.dim}")
     seed = announcement.seed_for(context.node_config)

@@ -163,7 +163,7 @@ def whole_run_claim(claim: Claim | None, audit: Audit, seen: Exposures) -> Claim
         if claim.participations is None and audit.settings.rounds is not None and times == most_presentations(audit):
             return claim  # the audit's own schedule has the same number
         return replace(claim, participations=times)
-    return replace(claim, participations=times if seen.in_noise else None, sensitivity=sensitivity)
+    return replace(claim, participations=times if seen.in_noise else None, sensitivity=claim.moved * sensitivity)
 
 
 def watch_one_round(audit: Audit) -> None:

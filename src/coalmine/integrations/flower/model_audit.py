@@ -8,7 +8,7 @@ import numpy as np
 from flwr.app import Array
 
 from coalmine.audit import Audit
-from coalmine.integrations.flower.arrays import Layout, Row, load_row, save_row
+from coalmine.integrations.flower.arrays import RecordLayout, Row, load_row, save_row
 from coalmine.integrations.flower.warning_log import logger
 from coalmine.integrations.framework_audit import FrameworkAudit
 from coalmine.integrations.recorder import FinishedRun, Trainer
@@ -24,7 +24,7 @@ class ModelAudit(FrameworkAudit):
     """Audits the global model from round to round. Round numbers continue those in the audit's directory."""
 
     trainer = Trainer("flower", "flwr", "client")
-    layout: Layout  # of the first model, set by `begin`
+    layout: RecordLayout  # of the first model, set by `begin`
     current: Row
 
     def __init__(self, core: Audit, *, privacy: dict[str, float], canaries: dict[str, Any], **config: Any) -> None:
@@ -38,7 +38,7 @@ class ModelAudit(FrameworkAudit):
         """Start, or resume after the rounds in the directory, with the model that is trained from here."""
         core = self.core
         refuse_finished(core)
-        self.layout = Layout.of(initial)
+        self.layout = RecordLayout.of(initial)
         if self.layout.dim != core.settings.dim:
             raise ValueError(
                 f"the audit must have dim = {self.layout.dim}, the model's number of floating-point values, got {core!r}"

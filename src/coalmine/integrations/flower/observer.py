@@ -7,7 +7,7 @@ import numpy as np
 
 from coalmine.argument_checks import whole_number
 from coalmine.audit import Audit
-from coalmine.integrations.flower.arrays import Layout, as_record
+from coalmine.integrations.flower.arrays import RecordLayout, as_record
 from coalmine.integrations.flower.canary_clients import Announcement, checked_partitions, checked_seed
 from coalmine.integrations.flower.exposures import UNIT
 from coalmine.integrations.flower.model_audit import ModelAudit
@@ -96,7 +96,7 @@ class Observer:
             self.audit.core,
             clip_norm=self._clip_norm,
             scale=self.audit.scale,
-            left_out=Layout.of(as_record(initial)).left_out,
+            left_out=RecordLayout.of(as_record(initial)).left_out,
             seed=checked_seed(self.audit.core, seed),
             partitions=checked_partitions(canary_partitions),
         ).to_config()

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from flwr.app import ArrayRecord, Message
 
-from coalmine.integrations.flower.arrays import Layout, Row
+from coalmine.integrations.flower.arrays import RecordLayout, Row
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,7 @@ class SentRound:
     clip_norm: float
     messages: tuple[Message, ...]
     available: int  # number of nodes to sample from
-    layout: Layout
+    layout: RecordLayout
     current: Row
 
     @property

@@ -7,11 +7,12 @@ from flwr.serverapp.strategy import Strategy
 
 from coalmine.argument_checks import short_repr
 from coalmine.audit import Audit, OnViolation
-from coalmine.integrations.flower.arrays import Layout, as_record
+from coalmine.integrations.flower.arrays import RecordLayout, as_record
 from coalmine.integrations.flower.canary_clients import refuse_guessable
 from coalmine.integrations.flower.claims import read_claim
 from coalmine.integrations.flower.modes import Mode
 from coalmine.integrations.flower.strategy import AuditedStrategy
+from coalmine.integrations.follower import Dashboards, Progress
 from coalmine.integrations.setup import AuditSettings, set_up_audit, watch_noise
 from coalmine.log.seed_file import read_seed
 
@@ -31,6 +32,8 @@ def audited(
     on_violation: OnViolation | None = None,
     audit: Audit | None = None,
     scale: float | None = None,
+    progress: Progress = None,
+    log_to: Dashboards = None,
     **settings: Any,
 ) -> AuditedStrategy:
     """The strategy wrapped in an `AuditedStrategy`, with an `audit` for the model that training starts from.
@@ -48,14 +51,14 @@ def audited(
 
     A bare number as `claim` is the epsilon of one client over the whole run: of the node that took part most often, and
     with the largest weight, as the server saw it. A PrivacyConfig of Flower, or an accountant with one, claims its
-    `max_epsilon`.
+    `max_epsilon`. `progress` and `log_to` are those of every integration (docs/how-to/integrate.md).
     """
     if not isinstance(strategy, Strategy):
         raise TypeError(f"strategy must be a strategy of flwr.serverapp, got {short_repr(strategy)}")
     if isinstance(canaries, range):
         settings["canary_partitions"] = canaries
         canaries = len(canaries)
-    layers = None if model is None else Layout.of(as_record(model)).layers
+    layers = None if model is None else RecordLayout.of(as_record(model)).layers
     audit_settings: AuditSettings = {
         "canaries": canaries,
         "unobserved": unobserved,
@@ -71,4 +74,5 @@ def audited(
         strategy, set_up_audit(layers, **audit_settings), mode, seed=announced, scale=scale, **settings
     )
     watch_noise(made.audit.core, on_violation, made.noise_multiplier)
+    made.audit.follow(made.audit.settings.rounds, progress=progress, log_to=log_to)
     return made

@@ -11,10 +11,10 @@ from jax_privacy.experimental.execution_plan import DPExecutionPlan
 from coalmine.argument_checks import delta_array, one_number, short_repr
 from coalmine.estimators.mechanism import mechanism_epsilon
 from coalmine.estimators.sampling import Poisson
-from coalmine.integrations.jax_privacy.noise import Mechanism, banded_noise
+from coalmine.integrations.jax_privacy.noise import NoiseMechanism, banded_noise
 from coalmine.integrations.setup import full_claim
-from coalmine.verdict.claim import NOISES, Claim
-from coalmine.verdict.event_claims import ADJACENCY, REPLACE, adjacency_of, as_add_or_remove, claim_of_event, parts_of
+from coalmine.verdict.claim import NOISES, REPLACE, Claim
+from coalmine.verdict.event_claims import ADJACENCY, adjacency_of, claim_of_event, parts_of
 
 UNIT = "row"
 PLAN_RELATION = dp_accounting.NeighboringRelation.REPLACE_SPECIAL  # of a plan's accountant by default
@@ -22,7 +22,7 @@ EVENT_RELATION = dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE  # of dp-ac
 
 
 @dataclass(frozen=True)
-class Accounting:
+class EventAccounting:
     """The accounting of a run: the accountant's event and relation, the stated noise, and who picks the batches.
 
     `probability` is the one with which canaries are drawn if the batch selection is not observed.
@@ -30,7 +30,7 @@ class Accounting:
 
     event: Any
     relation: Any
-    mechanism: Mechanism
+    mechanism: NoiseMechanism
     observed: bool
     probability: float | None
     _claims: dict[float, Claim | None] = field(default_factory=dict)
@@ -108,20 +108,6 @@ class Accounting:
             unit=UNIT,
             adjacency=adjacency_of(self.relation),
         )
-
-    def replace_one_notes(self, claim: Claim | None, steps: int, delta: float) -> list[str]:
-        """How a replace-one claim was judged, if it was."""
-        accounted = self.accounted(steps, delta)
-        if claim is None or accounted is None or not steps:
-            return []
-        read = claim.read_as(accounted) if claim.bare else claim
-        judged = as_add_or_remove(read, delta)
-        if judged is read:
-            return []
-        return [
-            f"epsilon {read.epsilon:.4g} if one row is replaced needs the noise that has epsilon {judged.epsilon:.4g} if "
-            "one row is added or removed, which is what canaries show: the legs judge that"
-        ]
 
     @property
     def planned(self) -> int | None:

@@ -5,7 +5,7 @@ from coalmine.audit import Audit
 from coalmine.estimators.correlated import BandedNoise
 from coalmine.evidence.dilution import CanaryShare, DilutionReader
 from coalmine.evidence.views import read_log
-from coalmine.integrations.jax_privacy.claims import Accounting
+from coalmine.integrations.jax_privacy.claims import EventAccounting
 from coalmine.integrations.jax_privacy.noise import SAME
 from coalmine.integrations.jax_privacy.selection import ExampleSelection, Selection
 from coalmine.verdict.coverage import AuditedItem
@@ -65,7 +65,7 @@ def _why_not_in_sum(shares: list[CanaryShare]) -> str | None:
     return None
 
 
-def notes(audit: Audit, accounting: Accounting) -> list[str]:
+def notes(audit: Audit, accounting: EventAccounting) -> list[str]:
     """How the claim was judged, if that is not plain."""
     if accounting.event is None:
         return []
@@ -73,14 +73,14 @@ def notes(audit: Audit, accounting: Accounting) -> list[str]:
     if accounting.mechanism.law is not None:
         return ["amplification by sampling is not judged under correlated noise: only a claim for known steps is"]
     if accounting.event_claim(delta) is not None:
-        return accounting.replace_one_notes(audit.claim, audit.last_round, delta)
+        return []
     return [
         "the accountant's epsilon has no verdict: its event does not compose Gaussian noise with the same sampling in "
         "every step, or has no epsilon under this neighboring_relation"
     ]
 
 
-def warnings(audit: Audit, accounting: Accounting, selection: Selection) -> list[str]:
+def warnings(audit: Audit, accounting: EventAccounting, selection: Selection) -> list[str]:
     """What the run did that the accountant's event does not allow for."""
     found = []
     planned, law = accounting.planned, accounting.mechanism.law

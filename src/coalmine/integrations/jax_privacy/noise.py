@@ -17,7 +17,7 @@ STREAMS_SAME = 1e-3  # in standard deviations: smaller differences in the noise 
 Stddev = float | Callable[[int], Any]
 
 
-class Mechanism(NamedTuple):
+class NoiseMechanism(NamedTuple):
     """The stated noise.
 
     `unit_std` is the std of the noise before it is correlated, for columns of length 1, or a schedule: a function of the
@@ -29,7 +29,7 @@ class Mechanism(NamedTuple):
     law: BandedNoise | None
 
     @classmethod
-    def of(cls, stddev: Any, clip_norm: Any, law: BandedNoise | None, column: float) -> "Mechanism":
+    def of(cls, stddev: Any, clip_norm: Any, law: BandedNoise | None, column: float) -> "NoiseMechanism":
         clip = positive("clip_norm", clip_norm)
         if not callable(stddev):
             return cls(nonnegative("stddev", stddev) / column, clip, law)

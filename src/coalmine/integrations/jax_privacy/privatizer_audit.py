@@ -15,7 +15,7 @@ from coalmine.canaries.array_types import is_traced
 from coalmine.estimators.amplification import PLD
 from coalmine.integrations.framework_audit import FrameworkAudit
 from coalmine.integrations.jax_privacy import coverage
-from coalmine.integrations.jax_privacy.claims import Accounting
+from coalmine.integrations.jax_privacy.claims import EventAccounting
 from coalmine.integrations.jax_privacy.model_tree import ModelTree
 from coalmine.integrations.jax_privacy.selection import SeedSelection, Selection
 from coalmine.integrations.jax_privacy.state import AuditState
@@ -44,7 +44,7 @@ class PrivatizerAudit(FrameworkAudit):
     def __init__(
         self,
         core: Audit,
-        accounting: Accounting,
+        accounting: EventAccounting,
         selection: Selection,
         tree: ModelTree,
         *,

@@ -88,7 +88,7 @@ def new_selection(num_examples: int | None, sampling_probability: float | None, 
     return SeedSelection(checked_probability(sampling_probability))
 
 
-class Watcher(Protocol):
+class BatchWatcher(Protocol):
     """What hears of the batches of a watched strategy."""
 
     def expect_batches(self, num_examples: int) -> None: ...
@@ -99,7 +99,7 @@ class Watcher(Protocol):
 class Watched(BatchSelectionStrategy):  # type: ignore[misc]
     """A batch selection strategy that also passes each batch to the audit."""
 
-    def __init__(self, strategy: Any, steps: Watcher) -> None:
+    def __init__(self, strategy: Any, steps: BatchWatcher) -> None:
         if not isinstance(strategy, BatchSelectionStrategy):
             raise TypeError(
                 "watched() takes a strategy of jax_privacy.batch_selection that selects examples, got "

@@ -11,9 +11,9 @@ from jax_privacy.experimental.execution_plan import DPExecutionPlan
 from coalmine.argument_checks import short_repr
 from coalmine.audit import Audit
 from coalmine.estimators.correlated import BandedNoise
-from coalmine.integrations.jax_privacy.claims import Accounting, plan_noise, relation_of
+from coalmine.integrations.jax_privacy.claims import EventAccounting, plan_noise, relation_of
 from coalmine.integrations.jax_privacy.model_tree import ModelTree
-from coalmine.integrations.jax_privacy.noise import Mechanism, banded_noise
+from coalmine.integrations.jax_privacy.noise import NoiseMechanism, banded_noise
 from coalmine.integrations.jax_privacy.privatizer import AuditedPrivatizer
 from coalmine.integrations.jax_privacy.privatizer_audit import PrivatizerAudit
 from coalmine.integrations.jax_privacy.selection import new_selection
@@ -21,6 +21,7 @@ from coalmine.integrations.jax_privacy.state import init_and_update
 from coalmine.integrations.setup import (
     CLIP_SCALE,
     AuditSettings,
+    followed,
     new_audit_settings,
     own_audit,
     refuse_finished,
@@ -92,11 +93,11 @@ def audited(
         if value is None:
             raise TypeError(f"audited() needs the privatizer's {name}, which jax_privacy does not expose: pass {name}=")
     law, column = (None, 1.0) if noising_matrix is None else banded_noise(noising_matrix, steps)
-    mechanism = Mechanism.of(stddev, clip_norm, law, column)
+    mechanism = NoiseMechanism.of(stddev, clip_norm, law, column)
     tree = ModelTree(params)
     selection = new_selection(num_examples, sampling_probability, settings)
     relation = relation_of(plan, neighboring_relation)
-    accounting = Accounting(dp_event, relation, mechanism, selection.observed, sampling_probability)
+    accounting = EventAccounting(dp_event, relation, mechanism, selection.observed, sampling_probability)
     core = _set_up_audit(tree.arrays, law, accounting, settings)
     selection.attach(core)
     watch_noise(core, settings.get("on_violation"), mechanism.noise_multiplier)
@@ -106,6 +107,7 @@ def audited(
     transformation.audit = PrivatizerAudit(
         core, accounting, selection, tree, steps=steps, scale=CLIP_SCALE if through_clip else None
     )
+    transformation.audit.follow(steps or accounting.planned, **followed(settings))
     if plan is None:
         return transformation
     strategy = plan.batch_selection_strategy
@@ -115,7 +117,7 @@ def audited(
 
 
 def _set_up_audit(
-    model: dict[str, Any], law: BandedNoise | None, accounting: Accounting, settings: AuditSettings
+    model: dict[str, Any], law: BandedNoise | None, accounting: EventAccounting, settings: AuditSettings
 ) -> Audit:
     if settings.get("audit") is None:
         claim, delta = settings.get("claim"), settings.get("delta")

@@ -35,7 +35,7 @@ class _Change:
         return f"{self.then:.4g} then, {now} in {count_of(self.steps, 'step')}, first in step {self.first}"
 
 
-class Accounting:
+class StepAccounting:
     """Noise, clip norm and sampling rate of the steps, beside those when the audit began."""
 
     def __init__(

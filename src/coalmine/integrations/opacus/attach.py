@@ -21,7 +21,7 @@ from coalmine.integrations.opacus.parameters import named_layers
 from coalmine.integrations.opacus.ranks import gradients_of, on_every_rank
 from coalmine.integrations.opacus.selection import RowSelection, SeedSelection, Selection
 from coalmine.integrations.row_pairing import USUAL_CANARIES
-from coalmine.integrations.setup import AuditSettings, watch_noise
+from coalmine.integrations.setup import AuditSettings, followed, watch_noise
 from coalmine.measure.ranks import Reduce
 
 Optimizer = TypeVar("Optimizer", bound=DPOptimizer)
@@ -116,6 +116,8 @@ def audited(
         selection = RowSelection(audit, gradients, optimizer, data_loader)
     planned = audit.settings.rounds if steps is None else steps
     optimizer.audit = OpacusAudit(audit, optimizer, gradients, selection, options, model=model, planned=planned)
+    if gradients.ranks.rank == 0:
+        optimizer.audit.follow(planned, **followed(settings))
     return optimizer
 
 

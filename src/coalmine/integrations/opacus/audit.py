@@ -15,7 +15,7 @@ from coalmine.argument_checks import count_of, one_number, short_repr
 from coalmine.audit import Audit
 from coalmine.evidence.gauges.training import FEWEST_ROUNDS
 from coalmine.integrations.framework_audit import FrameworkAudit, tensors_item
-from coalmine.integrations.opacus.accounting import UNIT, Accounting, number_of
+from coalmine.integrations.opacus.accounting import UNIT, StepAccounting, number_of
 from coalmine.integrations.opacus.faults import Faults
 from coalmine.integrations.opacus.gradients import OneProcess
 from coalmine.integrations.opacus.options import CanaryOptions
@@ -25,9 +25,9 @@ from coalmine.integrations.opacus.steps import AuditedSteps, Step
 from coalmine.integrations.recorder import FinishedRun, Trainer
 from coalmine.result.audit_result import AuditResult
 from coalmine.result.other_rank import ResultOnRank0
-from coalmine.verdict.claim import Claim
+from coalmine.verdict.claim import LONGEST_UNIT, Claim
 from coalmine.verdict.coverage import AuditedItem
-from coalmine.verdict.pipeline_record import LONGEST_UNIT, ROW
+from coalmine.verdict.pipeline_record import ROW
 
 GUESSABLE = 1 << 32  # seeds below this are found by trying them all
 EARLY_STEPS = 10  # after this many steps, weights that have not moved give a warning
@@ -62,7 +62,7 @@ class OpacusAudit(FrameworkAudit):
         self._initial = self._parameters() if core.last_round == 0 else None
         self._faults = Faults(optimizer, model, selection, self.recorder)
         loader = selection.picked.loader if isinstance(selection, RowSelection) else None
-        self._accounting = Accounting(
+        self._accounting = StepAccounting(
             optimizer,
             loader,
             options.probability,

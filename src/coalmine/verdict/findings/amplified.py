@@ -13,7 +13,7 @@ MORE_CANARIES = "Audit again with more canaries: `coalmine plan --sampling` prin
 
 
 @dataclass(frozen=True, kw_only=True)
-class Accounting:
+class AccountantFacts:
     """The accountant's epsilon for the claimed noise and scheme; `epsilon_kind` is upper bound, range or estimate."""
 
     claimed_epsilon: float
@@ -37,7 +37,7 @@ class Accounting:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Accounted(Accounting, Support):
+class Accounted(AccountantFacts, Support):
     """The accountant's ε is no more than the claimed one."""
 
     code = "accounted"
@@ -47,7 +47,7 @@ class Accounted(Accounting, Support):
 
 
 @dataclass(frozen=True, kw_only=True)
-class AccountedAboveClaim(Accounting, Refutation):
+class AccountedAboveClaim(AccountantFacts, Refutation):
     """The accountant's ε is above the claimed one."""
 
     code = "accounting"
@@ -74,7 +74,7 @@ class ScheduleAboveClaim(AccountedAboveClaim):
 
 
 @dataclass(frozen=True, kw_only=True)
-class EpsilonInRange(Accounting, Doubt):
+class EpsilonInRange(AccountantFacts, Doubt):
     """The exact ε of this scheme is unknown, and the claim lies in its range."""
 
     code = "range"
@@ -143,8 +143,8 @@ class TooFewScores(NoisePower, Doubt):
 
     def plain(self) -> str:
         if math.isinf(self.detectable_epsilon):
-            return "so few canaries would not have shown missing noise"
-        return f"so few canaries show missing noise only if ε exceeds {self.detectable_epsilon:.2g}"
+            return "with this number of canaries, missing noise would not have shown"
+        return f"with this number of canaries, missing noise shows only if ε exceeds {self.detectable_epsilon:.2g}"
 
     def advice(self) -> str:
         return MORE_CANARIES
@@ -202,7 +202,7 @@ class SamplerNotObserved(Doubt):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Picks:
+class PickFacts:
     """How often the pipeline's own sampler picked canaries; `cohorts_known` tells whether cohort sizes were given."""
 
     scheme: str
@@ -212,7 +212,7 @@ class Picks:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DividedByCohort(Picks, Doubt):
+class DividedByCohort(PickFacts, Doubt):
     """The sum is divided by the number of participants, which the accounting does not cover."""
 
     code = "divisor"
@@ -233,7 +233,7 @@ class DividedByCohort(Picks, Doubt):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PicksPower(Picks):
+class PicksPower(PickFacts):
     """The rate, and its epsilon, that a test of the rate would have detected; None if the scheme has no rate to test."""
 
     detectable_rate: float | None = None
@@ -281,7 +281,7 @@ class TooFewPicks(PicksPower, Doubt):
 
 
 @dataclass(frozen=True, kw_only=True)
-class OtherSampler(Significance, Picks):
+class OtherSampler(Significance, PickFacts):
     """The sampler does something else than claimed: the pattern of its picks, as in `sampler_tests.MEANING`.
 
     `seen_scheme` is the scheme to account for instead, None if no scheme fits. `test` has the smallest p-value.
@@ -351,7 +351,7 @@ class SamplerAllowed(OtherSampler, Support):
 
 @dataclass(frozen=True, kw_only=True)
 class AllPartsAgree(Support):
-    """Accounting, noise and sampling support the claim.
+    """AccountantFacts, noise and sampling support the claim.
 
     `seen` is the pattern of a sampler that is harmless.
     """

@@ -178,7 +178,8 @@ class LessThanStated(Refutation):
         return f"nothing was claimed, but there is less noise than the rounds state: {self.refuted.sentence()}"
 
     def plain(self) -> str:
-        return self.refuted.plain()
+        stated = self.refuted.plain().replace("the claim implies", "the stated noise implies")
+        return stated.replace("the claim needs", "the rounds state")
 
     def caution(self) -> str:
         return self.refuted.caution()

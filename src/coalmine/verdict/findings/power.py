@@ -9,7 +9,7 @@ TOO_WEAK = "this audit is too weak to confirm it"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measured:
+class PowerFacts:
     """The facts of every judgement of power; `measured_noise` is None if the mean score is not above 0."""
 
     power: float
@@ -19,7 +19,7 @@ class Measured:
 
 
 @dataclass(frozen=True, kw_only=True)
-class EnoughPower(Measured, Support):
+class EnoughPower(PowerFacts, Support):
     """Nothing refutes the claim, and twice the claimed ε would have been detected."""
 
     code = "power"
@@ -45,7 +45,7 @@ class DetectableInCalls(EnoughPower):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TooFewCanaries(Measured, Doubt):
+class TooFewCanaries(PowerFacts, Doubt):
     """Too few canaries to catch twice the claim."""
 
     code = "power"
@@ -67,7 +67,7 @@ class TooFewCanaries(Measured, Doubt):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PowerOutOfReach(Measured, Doubt):
+class PowerOutOfReach(PowerFacts, Doubt):
     """No number of canaries catches twice the claim in this dimension."""
 
     code = "power"
@@ -97,7 +97,7 @@ class PowerHidden(PowerOutOfReach):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TooFewCalls(Measured, Doubt):
+class TooFewCalls(PowerFacts, Doubt):
     """A check of a function had too few calls to catch twice the claim."""
 
     code = "power"

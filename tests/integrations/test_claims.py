@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from coalmine import Audit
-from coalmine.integrations.journal import seen_accounting
+from coalmine.integrations.claims import seen_accounting
 
 
 def observed(rounds, share):
