@@ -82,6 +82,16 @@ def one_number(name: str, value: Any) -> float:
     return float(array)
 
 
+def positive(name: str, value: Any) -> float:
+    """`value` as a float, rejected unless it is finite and above 0."""
+    return float(positive_array(name, one_number(name, value)))
+
+
+def nonnegative(name: str, value: Any) -> float:
+    """`value` as a float, rejected unless it is finite and at least 0."""
+    return float(nonnegative_array(name, one_number(name, value)))
+
+
 def whole_number(name: str, value: SupportsIndex | float, *, minimum: int) -> int:
     """`value` as an int, rejected unless it is a whole number of at least `minimum`."""
     try:

@@ -5,7 +5,7 @@ from functools import wraps
 from pathlib import Path
 from typing import Any, Concatenate, Literal, NoReturn, ParamSpec, SupportsIndex, TypeVar
 
-from coalmine.argument_checks import one_number, positive_array, whole_number
+from coalmine.argument_checks import positive, whole_number
 from coalmine.audit_arguments import AuditArguments, Seed
 from coalmine.canaries.philox import key_from_seed
 from coalmine.canaries.secret import secret_seed
@@ -310,7 +310,7 @@ class Audit:
         `like` is an array or tensor whose kind, dtype and device the sum takes. A sum cannot be clipped client by client:
         to audit the clipping itself, send each canary's `update` through it with scale 10.
         """
-        size = checked_clip_norm(clip_norm) * float(positive_array("scale", one_number("scale", scale)))
+        size = checked_clip_norm(clip_norm) * positive("scale", scale)
         indices = observed_indices(present, self.settings)
         if self._has_layout and like is not None:
             raise ValueError("like is for flat vectors: an audit made for a model returns updates like its parameters")

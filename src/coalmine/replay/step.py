@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, get_args
 
 import numpy as np
 
-from coalmine.argument_checks import Floats, WrongTypeError, one_number, positive_array, short_repr, whole_number
+from coalmine.argument_checks import Floats, WrongTypeError, positive, short_repr, whole_number
 from coalmine.canaries.array_types import is_tensor
 from coalmine.replay.neighbours import (
     MOVES,
@@ -89,7 +89,7 @@ def replay(
         raise WrongTypeError(f"step must be a function of a batch, got {short_repr(step)}")
     if short_repr(adjacency) not in map(repr, get_args(Adjacency)):
         raise ValueError(f"adjacency must be 'zero-out', 'add-remove' or 'replace-one', got {short_repr(adjacency)}")
-    norm = float(positive_array("clip_norm", one_number("clip_norm", clip_norm)))
+    norm = positive("clip_norm", clip_norm)
     chosen = _chosen_rows(batch, rows)
     runner = _Runner(step, model, [optimizer, *state], generators, has_aux=has_aux)
     try:

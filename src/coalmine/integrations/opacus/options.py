@@ -13,12 +13,12 @@ from opacus.optimizers import (
 )
 from opacus.optimizers.ddp_perlayeroptimizer import DistributedPerLayerOptimizer
 
-from coalmine.argument_checks import short_repr
+from coalmine.argument_checks import positive, short_repr
 from coalmine.audit import Audit
 from coalmine.integrations.opacus.accounting import attached_accountant, number_of
 from coalmine.integrations.opacus.picked_rows import check_loader
 from coalmine.integrations.row_pairing import checked_probability
-from coalmine.integrations.setup import CLIP_SCALE, AuditSettings, positive
+from coalmine.integrations.setup import CLIP_SCALE, AuditSettings
 from coalmine.verdict.claim import Claim
 from coalmine.verdict.coverage import AuditedItem
 
