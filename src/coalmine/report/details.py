@@ -10,7 +10,7 @@ from coalmine.report.advice import gauge_steps
 from coalmine.report.brief import assumption
 from coalmine.report.table_rows import bound_notes, ladder_table, row_warnings, secondary_rows, top_row
 from coalmine.result.audit_result import AuditResult
-from coalmine.result.words import Words, format_interval, format_number, format_rounds, short_power
+from coalmine.result.words import Words, format_interval, format_measured, format_number, format_rounds, short_power
 from coalmine.verdict.amplified_claim import ACCOUNTING
 from coalmine.verdict.findings.amplified import AccountantFacts
 
@@ -72,7 +72,10 @@ def figures(result: AuditResult) -> list[tuple[str, float, str]]:
     found = []
     top, client, claim = top_row(result), client_exposure(result), result.claim
     if top is not None and not math.isnan(top.epsilon):
-        found.append(("measured ε", top.epsilon, f"by {top.name}{', fitted to all canaries' * top.pooled}"))
+        digits = format_measured(top.epsilon, top.interval)[0] if math.isfinite(top.epsilon) else "inf"
+        found.append(
+            ("measured ε", float(digits.replace(",", "")), f"by {top.name}{', fitted to all canaries' * top.pooled}")
+        )
     if top is not None and not math.isnan(top.lower_bound):
         found.append(("valid bound", top.lower_bound, "at least as large, with 95 % confidence, for any law"))
     if top is not None and top.lower_bound_gaussian is not None:

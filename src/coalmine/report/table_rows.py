@@ -7,7 +7,7 @@ from typing import Literal
 from coalmine.evidence.ladder import RUNGS, Scores
 from coalmine.result.audit_result import Adversary, AuditResult, Headline, Row
 from coalmine.result.gaussian_bound import CONFIDENCE, NO_LAW, GaussianBound
-from coalmine.result.words import format_interval, format_number
+from coalmine.result.words import format_interval, format_measured, format_number
 from coalmine.verdict.outcome import UNDERPOWERED
 
 GAUSSIAN_HEAD, ANY_LAW_HEAD = "≥ if Gaussian", "≥ any law"  # the two lower bounds, named for what they assume
@@ -237,8 +237,7 @@ def ladder_table(result: AuditResult) -> tuple[list[str], list[list[str]]]:
         [
             f"{row.rung}, pooled" if row.pooled else row.rung,
             "" if row.presentations is None else f"{row.presentations}×",
-            format_number(row.epsilon),
-            format_interval(row.interval),
+            *measured_cells(row),
             *map(format_number, (row.lower_bound_gaussian, row.lower_bound)),
             *map(format_number, (row.floor, row.paper_epsilon, row.paper_lower_bound)),
             rung_verdict(result, row.rung),
@@ -256,6 +255,13 @@ def bound_notes(result: AuditResult) -> list[str]:
         if row.gaussian.withheld not in ("", NO_LAW):
             names.setdefault(row.gaussian.withheld, []).append(row.name)
     return [ASSUMPTIONS, *(f"{', '.join(rows)}: not offered if Gaussian: {why}" for why, rows in names.items())]
+
+
+def measured_cells(row: TableRow) -> tuple[str, str]:
+    """The estimate and its interval, with the digits that the interval carries."""
+    if row.interval is None:
+        return format_number(row.epsilon), format_interval(None)
+    return format_measured(row.epsilon, row.interval)
 
 
 def row_warnings(result: AuditResult) -> list[str]:
