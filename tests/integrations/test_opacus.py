@@ -920,7 +920,7 @@ def test_the_example_passes_and_reports_the_accountants_epsilon(tmp_path, mode):
     assert result["accounted_epsilon"] < result["claimed_epsilon"] == 5.6 < result["most_exposed_epsilon"]
     assert f"epsilon {result['accounted_epsilon']:.3g} by the accountant" in done.stdout
     assert result["audited"]["sampler"]["status"] == "checked"
-    assert "gauge layer 0.weight:" in done.stdout
+    assert "layer 0.weight" in result["gauges"]["layers"]["statistics"]
     assert result["warnings"] == []
     assert result["rounds"] == len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 20
     check_analytical_epsilon(tmp_path, result)
