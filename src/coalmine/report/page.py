@@ -183,6 +183,7 @@ def _view(run: Run) -> dict[str, Any]:
         "verdict": "" if result.verdict is None else str(result.verdict.outcome),
         "measured": top.epsilon if top else None,
         "lower_bound": top.lower_bound if top else None,
+        "lower_bound_gaussian": top.lower_bound_gaussian if top else None,
         "client_epsilon": client.epsilon if client else None,
         "analytical": result.analytical_epsilon,
         "noise_multiplier": run.noise_multiplier,

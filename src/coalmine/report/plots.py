@@ -61,6 +61,7 @@ def ladder(ax: "Axes", result: AuditResult) -> "Axes":
     rows, analytical = table_rows(result), result.analytical_epsilon
     claimed = None if result.claim is None else result.claim.epsilon
     values = [value for row in rows for value in (row.epsilon, row.lower_bound, row.floor, *(row.interval or ()))]
+    values += [row.lower_bound_gaussian for row in rows if row.lower_bound_gaussian is not None]
     values += [value for value in (analytical, claimed) if value is not None]
     right = epsilon_axis(ax, values, axis="x")
     for place, row in enumerate(rows):
@@ -75,6 +76,11 @@ def ladder(ax: "Axes", result: AuditResult) -> "Axes":
         if not math.isnan(row.lower_bound):
             label = _label_once("valid bound", first)
             ax.plot(min(row.lower_bound, right), place, marker=9, ms=9, color=BOUND, ls="", label=label)
+        if row.lower_bound_gaussian is not None:
+            label = _label_once("bound if Gaussian", all(other.lower_bound_gaussian is None for other in rows[:place]))
+            ax.plot(
+                min(row.lower_bound_gaussian, right), place, marker=9, ms=9, mfc="none", color=BOUND, ls="", label=label
+            )
         ax.plot(min(row.epsilon, right), place, "o", ms=6, color=OBSERVED, label=_label_once("estimate", first))
     if analytical is not None and math.isfinite(analytical):
         ax.axvline(analytical, color=ANALYTICAL, lw=1.5, label="analytical ε")

@@ -240,7 +240,10 @@ def card(statement: PrivacyStatement) -> str:
             "tool": f"coalmine {__version__}",
             **{
                 name: value(f"evidence.{name}")
-                for name in ("verdict", "measured_epsilon", "interval", "lower_bound", "commitment", "log_digest")
+                for name in (
+                    *("verdict", "measured_epsilon", "interval", "lower_bound", "lower_bound_gaussian"),
+                    *("commitment", "log_digest"),
+                )
             },
             "not_stated": [item.key for item in statement.not_stated],
         },
