@@ -20,7 +20,7 @@ from coalmine.integrations.opacus.faults import Faults
 from coalmine.integrations.opacus.gradients import OneProcess
 from coalmine.integrations.opacus.selection import RowSelection, Selection
 from coalmine.measure.ranks import Ranks
-from coalmine.replay.neighbours import mapped, row_count
+from coalmine.replay.neighbours import copied, mapped, row_count
 from coalmine.replay.outcome import Replay
 from coalmine.replay.plan import ReplayPlan, rows_of
 from coalmine.replay.randomness import Draws, Randomness
@@ -323,7 +323,7 @@ class _LossRunner(_Runner):
             if ghost:
                 real = model.get_clipping_coef
                 model.get_clipping_coef = lambda: by_row(real(), kept)
-            self._loss(model, batch).backward()
+            self._loss(model, copied(batch)).backward()  # which may take its labels out
         finally:
             handle.remove()
             vars(model).pop("get_clipping_coef", None)
