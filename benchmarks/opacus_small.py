@@ -70,11 +70,19 @@ class Loop:
     """One training loop. With `physical`, BatchMemoryManager splits its batches into ones of that size."""
 
     def __init__(
-        self, name: str, *, audit: bool, mode: str = "hooks", physical: int | None = None, **options: Any
+        self,
+        name: str,
+        *,
+        audit: bool,
+        mode: str = "hooks",
+        physical: int | None = None,
+        device: str = "cpu",
+        **options: Any,
     ) -> None:
         make, shape = models()[name]
         torch.manual_seed(1)
-        model, data = make(), TensorDataset(torch.randn(ROWS, *shape), torch.randint(0, 10, (ROWS,)))
+        features, labels = torch.randn(ROWS, *shape), torch.randint(0, 10, (ROWS,))
+        model, data = make().to(device), TensorDataset(features, labels)
         made = PrivacyEngine().make_private(
             module=model,
             optimizer=torch.optim.SGD(model.parameters(), lr=0.05),
@@ -88,7 +96,7 @@ class Loop:
         self.loss: Any = made[2] if mode == "ghost" else nn.CrossEntropyLoss()
         if audit:
             self.optimizer = audited(self.optimizer, self.model, data_loader=self.loader, **options)
-        self._physical = physical
+        self._physical, self._device = physical, device
         self._batches = self._forever()
 
     def _forever(self) -> Any:
@@ -105,11 +113,13 @@ class Loop:
         """Seconds for each of this many steps."""
         start, done = Times.now(), 0
         while done < count:
-            features, labels = next(self._batches)
+            features, labels = (part.to(self._device) for part in next(self._batches))
             self.optimizer.zero_grad()
             self.loss(self.model(features), labels).backward()
             self.optimizer.step()
             done += not self.optimizer._is_last_step_skipped
+        if self._device != "cpu":
+            torch.cuda.synchronize()
         return start.until_now(count)
 
     def floor(self) -> float:
@@ -152,7 +162,12 @@ def measure(name: str, *, pairs: int, stretch: int, loop: dict[str, Any], **opti
         loops[True].optimizer.audit.finish()
         finish = start.until_now(1)
         loops[True].optimizer.audit.close()
-        row: dict[str, Any] = {"model": name, **loop, "floor": loops[False].floor(), "finish": finish._asdict()}
+        row: dict[str, Any] = {
+            "model": name,
+            **loop,
+            "floor": 0.0 if "device" in loop else loops[False].floor(),
+            "finish": finish._asdict(),
+        }
     for kind in Times._fields:
         plain, whole = (statistics.median(getattr(times, kind) for times in taken[audit]) for audit in (False, True))
         row |= {f"plain_{kind}": plain, f"audited_{kind}": whole, f"share_{kind}": whole / plain - 1}

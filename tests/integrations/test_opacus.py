@@ -523,6 +523,25 @@ def test_a_checkpoint_of_the_optimizer_waits_for_the_log(tmp_path):
         assert RunDirectory(tmp_path).read_log().numbers == list(range(1, step + 1))
 
 
+def test_a_log_behind_its_checkpoint_is_refused(tmp_path):
+    """The accountant was restored after step 3, and the log has lost that step."""
+    model, optimizer, loss, loader, engine = make(examples=50, batch=50)
+    settings = {"canaries": 20, "seed": b"tests only", "delta": 1e-5, "directory": tmp_path, "claim": 9.0}
+    audited(optimizer, model, data_loader=loader, **settings)
+    for step in (1, 2, 3):
+        run_epoch(model, optimizer, loss, loader, optimizer.audit, step)
+    restored = engine.accountant.state_dict()
+    optimizer.audit.rewind_to(2)
+    optimizer.audit.close()
+    model, optimizer, loss, loader, engine = make(examples=50, batch=50)
+    engine.accountant.load_state_dict(restored)
+    audited(optimizer, model, data_loader=loader, **settings)
+    with pytest.raises(
+        RuntimeError, match=r"counted 3 steps before this one.*log ends with step 2: restart from a checkpoint"
+    ):
+        run_epoch(model, optimizer, loss, loader, optimizer.audit, 3)
+
+
 def test_canaries_behind_the_clip_do_not_check_clipping(monkeypatch):
     received = Recorder(monkeypatch)
     optimizer, _ = start(canaries=100, fault=forget_clip, through_clip=False)
@@ -901,7 +920,7 @@ def test_the_example_passes_and_reports_the_accountants_epsilon(tmp_path, mode):
     assert result["accounted_epsilon"] < result["claimed_epsilon"] == 5.6 < result["most_exposed_epsilon"]
     assert f"epsilon {result['accounted_epsilon']:.3g} by the accountant" in done.stdout
     assert result["audited"]["sampler"]["status"] == "checked"
-    assert "gauge layer 0.weight:" in done.stdout
+    assert "layer 0.weight" in result["gauges"]["layers"]["statistics"]
     assert result["warnings"] == []
     assert result["rounds"] == len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 20
     check_analytical_epsilon(tmp_path, result)

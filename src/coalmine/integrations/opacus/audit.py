@@ -176,7 +176,7 @@ class OpacusAudit(FrameworkAudit):
         counted, before = self._accounting.steps, self.last_round
         if counted is None or not before or counted - 1 == before:
             return
-        if counted - 1 > before:
+        if counted - 1 > before and self.core.directory is not None:
             raise RuntimeError(
                 f"the accountant has counted {count_of(counted - 1, 'step')} before this one, but the log ends with step "
                 f"{before}: restart from a checkpoint of step {before} or earlier, or audit a new run in another directory"
