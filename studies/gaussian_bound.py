@@ -320,8 +320,8 @@ def run(names: list[str], seeds: int, jobs: int) -> None:
     done = {(each["row"], each["first"]) for each in read_records(RESULTS, names, lambda r: (r["row"], r["first"]))}
     batches = [
         (name, first, BATCH)
-        for name in names
         for first in range(0, min(seeds, RUNS), BATCH)
+        for name in names
         if (name, first) not in done
     ]
     run_batches(RESULTS, work, batches, jobs)

@@ -272,7 +272,7 @@ class AuditResult:
 
     @property
     def mu(self) -> GaussianPrivacy:
-        """μ of Gaussian differential privacy with its interval, for the client of the strongest attacker who knows rounds."""
+        """μ of Gaussian differential privacy with its interval, for the strongest attacker who knows rounds."""
         return gaussian_privacy(self)
 
     def tradeoff(self, rates: npt.ArrayLike | None = None) -> TradeOff:

@@ -1,7 +1,7 @@
 """The whole curve of a result: μ of Gaussian differential privacy, the trade-off of an attacker's errors, and δ(ε).
 
 An attacker who knows a client's rounds faces one Gaussian against another, at a distance of μ. So one interval for μ is a
-band for the whole curve, valid at all points simultaneously. It assumes Gaussian noise, and is withheld like the bound that does.
+band for the whole curve, valid at all points simultaneously. It assumes Gaussian noise, and is withheld as the bound is.
 """
 
 import math
