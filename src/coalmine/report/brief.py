@@ -6,11 +6,11 @@ import textwrap
 from collections.abc import Iterator
 
 from coalmine.argument_checks import one_line
+from coalmine.evidence.gaussian_bound import FINAL_RUNGS
 from coalmine.evidence.unknown_round import RUNG as UNKNOWN_ROUND
 from coalmine.known_faults import likely_faults
 from coalmine.report.table_rows import TableRow, top_row
 from coalmine.result.audit_result import AuditResult
-from coalmine.result.gaussian_bound import FINAL_RUNGS
 from coalmine.result.words import IN_STEPS, Words, format_measured, format_number, format_rounds, short_power
 from coalmine.verdict.claim import ADD_OR_REMOVE, REPLACE, ZERO_OUT
 from coalmine.verdict.findings.amplified import AccountedAboveClaim, SamplerAboveClaim
@@ -213,8 +213,8 @@ def assumption(rung: str) -> str:
     if rung in FINAL_RUNGS:
         return "if the scores are normal (tested)"
     if rung == UNKNOWN_ROUND:
-        return "if noise is Gaussian, sampling as declared (tested)"
-    return "if the noise is Gaussian (its law was checked)"
+        return "if noise and sampling are as declared (tested)"
+    return "if the noise is Gaussian (tested)"
 
 
 def _passed(result: AuditResult) -> float | None:
@@ -244,8 +244,10 @@ def _epsilons(top: TableRow | None, *, claimed: float | None) -> Iterator[tuple[
         yield "certified", f"{bound} with 95 % confidence, without assuming any distribution"
         return
     gaussian = f"ε ≥ {rounded_down(top.lower_bound_gaussian)} {assumption(top.rung)}"
-    any_law = "" if math.isnan(top.lower_bound) else f", {bound.removeprefix('ε ')} whatever its law"
-    yield "certified", gaussian + any_law
+    if math.isnan(top.lower_bound):
+        yield "certified", f"{gaussian} with 95 % confidence"
+    else:
+        yield "certified", f"{gaussian}, {bound.removeprefix('ε ')} in any case (95 %)"
 
 
 def _wrapped(text: str, *, first: str, rest: str, most: int = MOST_LINES) -> list[str]:
