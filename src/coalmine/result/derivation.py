@@ -21,7 +21,7 @@ from coalmine.log.recorded import RecordedRounds
 from coalmine.measure.round_facts import MOST_CLIENTS
 from coalmine.measure.settings import FEWEST, Settings, presentation_counts
 from coalmine.result.audit_result import Adversary, AuditResult, Row, SmallGroup
-from coalmine.result.rows import make_headline, make_row, make_sampled_row, sampled_headline, without_bound
+from coalmine.result.rows import make_headline, make_row, make_sampled_row, sampled_headline
 from coalmine.verdict.alarm import Alarm, AlarmReader
 from coalmine.verdict.amplified_claim import SampledClaim, judge_sampled, moves_in_groups, read_claim, with_schedule
 from coalmine.verdict.claim import Claim
@@ -82,10 +82,9 @@ def derive_result(
     verdict = _without_pass(verdict, audited)
     notes += gauge_reader.notes()
     notes += _one_look(log, settings, verdict, alarm)
-    adversaries, more, small_groups = _adversaries(rungs, by_rung, unknown, settings)
+    in_groups = moves_in_groups(legs)
+    adversaries, more, small_groups = _adversaries(rungs, by_rung, unknown, settings, in_groups=in_groups)
     notes += more
-    if UNKNOWN in adversaries and moves_in_groups(legs):
-        adversaries[UNKNOWN] = without_bound(adversaries[UNKNOWN])
     observed = len(log.observed)
     return AuditResult(
         settings=settings,
@@ -221,7 +220,12 @@ def _in_order(rungs: list[Scores], unknown: UnknownRound | None) -> list[Scores]
 
 
 def _adversaries(
-    rungs: list[Scores], by_rung: dict[str, Verdict], unknown: UnknownRound | None, settings: Settings
+    rungs: list[Scores],
+    by_rung: dict[str, Verdict],
+    unknown: UnknownRound | None,
+    settings: Settings,
+    *,
+    in_groups: bool,
 ) -> tuple[dict[str, Adversary], list[str], list[SmallGroup]]:
     """Each rung's rows, one for each number of presentations, notes on those without a result, and groups too small.
 
@@ -238,7 +242,7 @@ def _adversaries(
         for scores in groups:
             try:
                 if unknown is not None and name == UNKNOWN:
-                    row = _sampled_row(unknown, rungs, settings)
+                    row = _sampled_row(unknown, rungs, settings, in_groups=in_groups)
                 else:
                     row = make_row(scores, settings)
             except ValueError as error:  # constant scores, for example: the other rungs still have a result
@@ -279,11 +283,11 @@ def _unknown_rounds(
     return UnknownRoundReader(settings, sampling, noise), None
 
 
-def _sampled_row(unknown: UnknownRound, rungs: list[Scores], settings: Settings) -> Row | None:
+def _sampled_row(unknown: UnknownRound, rungs: list[Scores], settings: Settings, *, in_groups: bool) -> Row | None:
     groups = [scores for scores in rungs if scores.rung == "known-others"]
     if not groups or settings.canaries < FEWEST or all(np.ptp(scores.observed) == 0 for scores in groups):
         return None
-    return make_sampled_row(unknown, NoiseSignal.of(groups), settings)
+    return make_sampled_row(unknown, NoiseSignal.of(groups), settings, in_groups=in_groups)
 
 
 def _run_facts(log: RecordedRounds, settings: Settings, stated: StatedReader, clients: int | None) -> RunFacts:

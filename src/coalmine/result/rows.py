@@ -24,7 +24,7 @@ from coalmine.result.audit_result import CONFIDENCE, Adversary, Headline, Row, i
 
 POOR_FIT = 0.01  # p-value of the goodness of fit below which there is a warning
 SMALLEST_SIGNAL = 1e-4  # value of 1/z up to which nothing leaks
-ABOVE = "the lower bound lies above the interval"
+IN_GROUPS = "canaries are picked in groups, so their scores are not independent: there is no lower bound"
 KNOWN_RUNGS = ("known-round", "known-others")
 
 
@@ -63,16 +63,17 @@ def _consistent(row: Row) -> Row:
     if interval is None or row.lower_bound <= interval.high:
         return row
     warning = (
-        f"{ABOVE} {interval.low:.3g} … {interval.high:.3g}, so the scores do not have the "
+        f"the lower bound lies above the interval {interval.low:.3g} … {interval.high:.3g}, so the scores do not have the "
         "law that the interval assumes: there is no interval"
     )
     return replace(row, estimate=replace(row.estimate, interval=None), warnings=(*row.warnings, warning))
 
 
-def make_sampled_row(reading: UnknownRound, signal: NoiseSignal, settings: Settings) -> Row:
+def make_sampled_row(reading: UnknownRound, signal: NoiseSignal, settings: Settings, *, in_groups: bool) -> Row:
     """The figures of unknown-round: the accountant's epsilon at the measured noise, and the bound from the scores.
 
     Epsilon falls as noise grows, so the interval of the noise maps to one of epsilon. Both assume the declared scheme.
+    The bound is not valid if canaries are picked `in_groups`.
     """
     delta, sampling = settings.delta, reading.sampling
     low, high = signal.interval(CONFIDENCE)
@@ -116,29 +117,25 @@ def make_sampled_row(reading: UnknownRound, signal: NoiseSignal, settings: Setti
         warnings.append(
             f"nothing was detected: with this many canaries, estimates reach {floor.q95:.2g} when nothing leaks"
         )
-    return _consistent(
-        Row(
-            presentations=None,
-            canaries=reading.observed.size,
-            estimate=estimate,
-            lower_bound=bounds["simultaneous"],
-            paper_epsilon=math.nan,
-            paper_lower_bound=bounds["paper"],
-            warnings=tuple(warnings),
-            fit=reading.fit,
-        )
+    row = Row(
+        presentations=None,
+        canaries=reading.observed.size,
+        estimate=estimate,
+        lower_bound=bounds["simultaneous"],
+        paper_epsilon=math.nan,
+        paper_lower_bound=bounds["paper"],
+        warnings=tuple(warnings),
+        fit=reading.fit,
     )
+    return _without_bound(row) if in_groups else _consistent(row)
 
 
-def without_bound(unknown: Adversary) -> Adversary:
-    """The rung without its lower bound, which is not valid if canaries are picked in groups."""
-    warning = "canaries are picked in groups, so their scores are not independent: there is no lower bound"
-    rows = []
-    for row in unknown.rows:
-        kept = [line for line in row.warnings if not line.startswith(ABOVE)]
-        told = warning + (" and no interval" if len(kept) < len(row.warnings) else "")
-        rows.append(replace(row, lower_bound=0.0, paper_lower_bound=0.0, warnings=(*kept, told)))
-    return replace(unknown, rows=tuple(rows))
+def _without_bound(row: Row) -> Row:
+    """The row without its lower bound, and without an interval below that."""
+    interval = _consistent(row).estimate.interval
+    warning = IN_GROUPS + (" and no interval" if interval is None else "")
+    estimate = replace(row.estimate, interval=interval)
+    return replace(row, estimate=estimate, lower_bound=0.0, paper_lower_bound=0.0, warnings=(*row.warnings, warning))
 
 
 def _allocation_ends(
