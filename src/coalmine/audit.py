@@ -224,7 +224,7 @@ class Audit:
         self.scores = arguments.scores
         self.watch = ClaimWatch(settings, None if run.statement.claim is None else Claim.from_dict(run.statement.claim))
         self._writer = SingleWriterLock("the audit")
-        self._deferred, self._closed = arguments.deferred, False
+        self.deferred, self._closed = arguments.deferred, False
         self.finishes_in: str | None = None  # the framework whose integration finishes this audit
         self._recall_scores()
         if arguments.on_violation is not None:
@@ -357,11 +357,11 @@ class Audit:
         except Exception as error:
             self.measurer.refuse(error)  # so that other ranks do not wait
             raise
-        model_delta, others = self.measurer.read(model_delta, others, own=self._deferred)
+        model_delta, others = self.measurer.read(model_delta, others, own=self.deferred)
         self.flush()
         order = self._log.state.observed + 1  # skipped rounds do not count; from the log, so it survives a restart
-        if self._deferred and not self.scores:
-            item = self.measurer.round_later(model_delta, others, facts, order, copy=copy)
+        if self.deferred and not self.scores:
+            item = self.measurer.round_later(model_delta, others, facts, order, copy=copy, then=self._log.prepare)
             if item is not None:
                 self._log.append_later(facts.number, item)
                 return

@@ -9,7 +9,8 @@ from coalmine.estimators.gaussian_fit import EpsilonEstimate, epsilon_estimate
 from coalmine.estimators.variance import Variance
 from coalmine.evidence.ladder import RUNGS, LadderReader, Scores
 from coalmine.evidence.views import RoundViews
-from coalmine.result.audit_result import CONFIDENCE, AuditResult
+from coalmine.result.audit_result import AuditResult
+from coalmine.result.gaussian_bound import CONFIDENCE
 
 POINTS = 8
 

@@ -31,6 +31,9 @@ def frame(result: AuditResult) -> Any:
         "low": [math.nan if row.interval is None else row.interval[0] for row in rows],
         "high": [math.nan if row.interval is None else row.interval[1] for row in rows],
         "lower_bound": [row.lower_bound for row in rows],
+        "lower_bound_gaussian": [_nan(row.lower_bound_gaussian) for row in rows],
+        "low_gaussian": [math.nan if row.gaussian.interval is None else row.gaussian.interval[0] for row in rows],
+        "high_gaussian": [math.nan if row.gaussian.interval is None else row.gaussian.interval[1] for row in rows],
         "floor": [row.floor for row in rows],
         "paper_epsilon": [row.paper_epsilon for row in rows],
         "paper_lower_bound": [row.paper_lower_bound for row in rows],
@@ -40,6 +43,10 @@ def frame(result: AuditResult) -> Any:
         return importlib.import_module("pandas").DataFrame(columns)
     except ImportError:
         return columns
+
+
+def _nan(value: float | None) -> float:
+    return math.nan if value is None else value
 
 
 def draw(result: AuditResult, kind: str = "ladder", ax: Any = None) -> Any:

@@ -24,8 +24,9 @@ from coalmine.report import plots
 from coalmine.report.epsilon_by_round import EpsilonReader
 from coalmine.report.round_views import ViewsReader
 from coalmine.report.table_rows import main_rows, published_row
-from coalmine.result.audit_result import CONFIDENCE, AuditResult
+from coalmine.result.audit_result import AuditResult
 from coalmine.result.derivation import derive_result, derive_scores
+from coalmine.result.gaussian_bound import CONFIDENCE
 
 logger = logging.getLogger("coalmine")
 MOST_COSINES = 60_000_000  # of one run; beyond that, fewer unobserved canaries are read

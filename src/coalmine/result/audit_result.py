@@ -15,13 +15,13 @@ from coalmine.evidence.unknown_round import LossFit
 from coalmine.log.commitment import SCHEMA_VERSION
 from coalmine.log.run_directory import RunDirectory
 from coalmine.measure.settings import Settings
+from coalmine.result.gaussian_bound import CONFIDENCE, GaussianBound
 from coalmine.result.trainer_section import TrainerSection
 from coalmine.verdict.alarm import Alarm
 from coalmine.verdict.claim import TERMS, Claim
 from coalmine.verdict.coverage import AuditedItem
 from coalmine.verdict.verdict import NO_VERDICT, Verdict
 
-CONFIDENCE = 0.95
 CLAIM_FIELDS = ("sensitivity", "sampling", "noise_multiplier", "sampler_observed", *TERMS)  # stored if a claim has them
 COUNTS_SAMPLING = "claim_counts_sampling"
 MU = "claim_mu"
@@ -33,6 +33,7 @@ TOP_LEVEL_SETTINGS = ("dim", "delta", "canaries", "unobserved", "kind")  # setti
 class Row:
     """One adversary, for canaries presented equally often. `lower_bound` is valid; `paper_lower_bound` is not.
 
+    `gaussian` has the larger lower bound and the interval that hold if the noise is Gaussian, or why they are withheld.
     Under correlated noise the estimate is for a client of this `sensitivity`, in clip norms: the canaries' root mean
     square. `fit` is the goodness of fit of the scores of unknown-round to the accountant's law.
     """
@@ -46,6 +47,12 @@ class Row:
     warnings: tuple[str, ...] = ()
     sensitivity: float | None = None
     fit: LossFit | None = None
+    gaussian: GaussianBound
+
+    @property
+    def lower_bound_gaussian(self) -> float | None:
+        """The lower bound if the noise is Gaussian; None if it is withheld."""
+        return self.gaussian.lower_bound
 
     def to_dict(self) -> dict[str, Any]:
         exposed: dict[str, Any] = {} if self.sensitivity is None else {"sensitivity": self.sensitivity}
@@ -56,6 +63,7 @@ class Row:
             "canaries": self.canaries,
             **self.estimate.to_dict(),
             "lower_bound": self.lower_bound,
+            **self.gaussian.to_dict(),
             "confidence": CONFIDENCE,
             "paper": {"epsilon": self.paper_epsilon, "lower_bound": self.paper_lower_bound},
             "warnings": list(self.warnings),
@@ -89,6 +97,11 @@ class Adversary:
         """The valid lower bound of the first row."""
         return self.headline.lower_bound
 
+    @property
+    def lower_bound_gaussian(self) -> float | None:
+        """The lower bound of the first row if the noise is Gaussian; None if it is withheld."""
+        return self.headline.lower_bound_gaussian
+
     def row_for(self, participations: int | None) -> Row:
         """The row of canaries with this many presentations, or else the one with the most canaries."""
         return next((row for row in self.rows if row.presentations == participations), self.headline)
@@ -112,11 +125,13 @@ class Headline:
     participations: int | None
     epsilon: float
     interval: tuple[float, float] | None
+    gaussian: GaussianBound
     pooled: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         interval = None if self.interval is None else list(self.interval)
-        return vars(self) | {"interval": interval}
+        values = {name: value for name, value in vars(self).items() if name != "gaussian"}
+        return values | {"interval": interval, **self.gaussian.to_dict()}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,9 +10,9 @@ from coalmine.argument_checks import nonnegative, short_repr, whole_number
 from coalmine.estimators.sampling import FixedSize, Poisson
 from coalmine.evidence.gauges.gauge import GaugeResult
 from coalmine.evidence.gauges.gauge_reader import GaugeReader
+from coalmine.evidence.gaussian_gate import BY_COHORT, NO_SAMPLER, OTHER_SAMPLER, GaussianGate
 from coalmine.evidence.ladder import LadderReader, Scores, presented_times
 from coalmine.evidence.noise_schedule import NoiseSchedule
-from coalmine.evidence.noise_signal import NoiseSignal
 from coalmine.evidence.stated_noise import StatedReader
 from coalmine.evidence.unknown_round import RUNG as UNKNOWN
 from coalmine.evidence.unknown_round import UnknownRound, UnknownRoundReader, stated_multiplier
@@ -21,12 +21,20 @@ from coalmine.log.recorded import RecordedRounds
 from coalmine.measure.round_facts import MOST_CLIENTS
 from coalmine.measure.settings import FEWEST, Settings, presentation_counts
 from coalmine.result.audit_result import Adversary, AuditResult, Row, SmallGroup
-from coalmine.result.rows import make_headline, make_row, make_sampled_row, sampled_headline
+from coalmine.result.rows import make_headline, make_row, make_sampled_row, sampled_headline, without_bound
 from coalmine.verdict.alarm import Alarm, AlarmReader
-from coalmine.verdict.amplified_claim import SampledClaim, judge_sampled, moves_in_groups, read_claim, with_schedule
+from coalmine.verdict.amplified_claim import (
+    SAMPLING,
+    SampledClaim,
+    judge_sampled,
+    moves_in_groups,
+    read_claim,
+    with_schedule,
+)
 from coalmine.verdict.claim import Claim
 from coalmine.verdict.claim_context import RunFacts
 from coalmine.verdict.coverage import AuditedItem, CoverageReader, audited_items, checked_items
+from coalmine.verdict.findings.amplified import DividedByCohort, SampledAsClaimed, SamplerNotObserved, TooFewPicks
 from coalmine.verdict.findings.missing import PipelineDiffers
 from coalmine.verdict.mechanism_claim import judge, judge_unclaimed
 from coalmine.verdict.outcome import PASS, VIOLATION
@@ -82,9 +90,11 @@ def derive_result(
     verdict = _without_pass(verdict, audited)
     notes += gauge_reader.notes()
     notes += _one_look(log, settings, verdict, alarm)
-    in_groups = moves_in_groups(legs)
-    adversaries, more, small_groups = _adversaries(rungs, by_rung, unknown, settings, in_groups=in_groups)
+    gate = GaussianGate.of(gauges, gauge_reader.rounds, sampler=_sampler_doubt(legs))
+    adversaries, more, small_groups = _adversaries(rungs, by_rung, unknown, settings, gate)
     notes += more
+    if UNKNOWN in adversaries and moves_in_groups(legs):
+        adversaries[UNKNOWN] = without_bound(adversaries[UNKNOWN])
     observed = len(log.observed)
     return AuditResult(
         settings=settings,
@@ -102,6 +112,7 @@ def derive_result(
         else make_headline(
             rungs,
             settings,
+            gate,
             rung=None if verdict is None else verdict.rung,
             participations=participations,
             sensitivity=sensitivity,
@@ -161,7 +172,8 @@ def _judged(
     if claim is None:
         return judge_unclaimed(rungs, gauges, run), {}, {}, []
     if sampled is not None:
-        return judge_sampled(sampled, rungs, gauges, run, log, settings, stated.clip_norms)
+        verdict, by_rung, legs, notes = judge_sampled(sampled, rungs, gauges, run, log, settings, stated.clip_norms)
+        return verdict, by_rung, legs, notes + _replaced(claim, sampled.claim)
     verdict, by_rung, notes = judge(claim, rungs, gauges, run)
     return verdict, by_rung, {}, notes
 
@@ -224,8 +236,7 @@ def _adversaries(
     by_rung: dict[str, Verdict],
     unknown: UnknownRound | None,
     settings: Settings,
-    *,
-    in_groups: bool,
+    gate: GaussianGate,
 ) -> tuple[dict[str, Adversary], list[str], list[SmallGroup]]:
     """Each rung's rows, one for each number of presentations, notes on those without a result, and groups too small.
 
@@ -242,9 +253,9 @@ def _adversaries(
         for scores in groups:
             try:
                 if unknown is not None and name == UNKNOWN:
-                    row = _sampled_row(unknown, rungs, settings, in_groups=in_groups)
+                    row = _sampled_row(unknown, rungs, settings, gate)
                 else:
-                    row = make_row(scores, settings)
+                    row = make_row(scores, settings, gate)
             except ValueError as error:  # constant scores, for example: the other rungs still have a result
                 notes.append(f"{name}: {error}")
                 continue
@@ -283,11 +294,23 @@ def _unknown_rounds(
     return UnknownRoundReader(settings, sampling, noise), None
 
 
-def _sampled_row(unknown: UnknownRound, rungs: list[Scores], settings: Settings, *, in_groups: bool) -> Row | None:
+def _sampler_doubt(legs: dict[str, Verdict]) -> str:
+    """Why nothing may assume that the sampler is the declared one; empty if its tests support it."""
+    if SAMPLING not in legs:
+        return NO_SAMPLER
+    finding = legs[SAMPLING].finding
+    if isinstance(finding, SamplerNotObserved):
+        return NO_SAMPLER
+    if isinstance(finding, DividedByCohort):
+        return BY_COHORT
+    return "" if isinstance(finding, SampledAsClaimed | TooFewPicks) else OTHER_SAMPLER
+
+
+def _sampled_row(unknown: UnknownRound, rungs: list[Scores], settings: Settings, gate: GaussianGate) -> Row | None:
     groups = [scores for scores in rungs if scores.rung == "known-others"]
     if not groups or settings.canaries < FEWEST or all(np.ptp(scores.observed) == 0 for scores in groups):
         return None
-    return make_sampled_row(unknown, NoiseSignal.of(groups), settings, in_groups=in_groups)
+    return make_sampled_row(unknown, groups, settings, gate)
 
 
 def _run_facts(log: RecordedRounds, settings: Settings, stated: StatedReader, clients: int | None) -> RunFacts:

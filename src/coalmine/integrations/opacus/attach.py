@@ -12,6 +12,7 @@ from coalmine.audit import Audit
 from coalmine.integrations.opacus.audit import OpacusAudit
 from coalmine.integrations.opacus.options import (
     CanaryOptions,
+    ThroughClip,
     check_optimizer,
     checked_claim,
     loader_rate,
@@ -34,7 +35,7 @@ def audited(
     data_loader: "torch.utils.data.DataLoader[Any] | None" = None,
     sampling_probability: float | None = None,
     scale: float | None = None,
-    through_clip: bool | None = None,
+    through_clip: ThroughClip = None,
     rng: np.random.Generator | None = None,
     reduce: Reduce | None = None,
     steps: int | None = None,
@@ -59,12 +60,16 @@ def audited(
     There can be at most as many canaries as rows; the default is 1,000. Without `data_loader` the sampler is not observed:
     each canary is in a step with `sampling_probability`, that of an example, drawn from the audit's seed or from `rng`.
 
-    With `through_clip`, canaries are rows of `grad_sample`, `scale` (10) times longer than the clip norm, so the audit
-    checks the clip too. This needs per-example gradients and one clip norm (hooks mode, flat or adaptive clipping), and one
-    transform for each canary in a step. Otherwise canaries join the clipped sum at the clip norm, which works in every
-    mode. By default, canaries go through a flat clip if a step's canaries hold at most `MOST_THROUGH_CLIP` numbers. An
-    adaptive clip would count them as clipped examples, so it needs `through_clip=True`. The accountant's step hook is still
-    called.
+    With `through_clip`, four canaries of each step are rows of `grad_sample` that the optimizer clips, `scale` (10) times
+    longer than the clip norm, so the audit checks the clip too. The seed draws them, and the others join the clipped sum at
+    the clip norm. `through_clip="all"` sends all through the clip, and finds its faults sooner (docs/evidence/clip.md).
+    Both need per-example gradients and one clip norm (hooks mode, flat or adaptive clipping). Otherwise all canaries join
+    the clipped sum, which works in every mode. By default, canaries go through a flat clip if a step's canaries hold at
+    most `MOST_THROUGH_CLIP` numbers. An adaptive clip would count them as clipped examples, so it needs `through_clip=True`.
+    The accountant's step hook is still called.
+
+    A step is measured by a thread, on one core at most, during the next step; `deferred=False` measures it at once. With
+    `on_violation` it is recorded before the next step's noise. `optimizer.state_dict()` first writes all steps to disk.
 
     In several processes (DDP, FSDP2) every rank calls `audited` with the same arguments, and `finish` at the end. Rank 0 has
     the directory and the result. `reduce` sums over the ranks, by default `torch_distributed.reduce_over()`.

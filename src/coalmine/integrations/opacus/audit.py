@@ -79,6 +79,7 @@ class OpacusAudit(FrameworkAudit):
             self._faults,
             self.recorder,
             scale=options.scale,
+            through_clip=options.through_clip,
             note=self._note_step,
         )
 
@@ -164,17 +165,22 @@ class OpacusAudit(FrameworkAudit):
         """Count a step that is about to be observed, and return values for its line of metrics."""
         self._noise_multipliers.add(step.noise)
         if self._steps.count == 1:
-            self._warn_if_accountant_is_behind()
+            self._compare_with_accountant()
         if self._steps.count == EARLY_STEPS + 1:
             self._warn_if_weights_are_frozen()
         faults = self._faults.note_step(warns=self._ranks.rank == 0)
         return self._accounting.note_step(self.last_round + 1, clip_norm=self._faults.clip_norm) | faults
 
-    def _warn_if_accountant_is_behind(self) -> None:
-        """Warn in the first step after a restart if the accountant does not know the steps before it."""
+    def _compare_with_accountant(self) -> None:
+        """Refuse a log that lacks steps of the accountant, after a restart; warn if the accountant lacks some of the log."""
         counted, before = self._accounting.steps, self.last_round
         if counted is None or not before or counted - 1 == before:
             return
+        if counted - 1 > before and self.core.directory is not None:
+            raise RuntimeError(
+                f"the accountant has counted {count_of(counted - 1, 'step')} before this one, but the log ends with step "
+                f"{before}: restart from a checkpoint of step {before} or earlier, or audit a new run in another directory"
+            )
         if isinstance(self._selection, RowSelection) and self._ranks.rank == 0:
             warn(
                 f"this run resumes an audit of {count_of(before, 'step')}, but the accountant has counted "
@@ -291,7 +297,7 @@ class OpacusAudit(FrameworkAudit):
 
 def _settings(optimizer: DPOptimizer, options: CanaryOptions, selection: Selection, ranks: int) -> dict[str, Any]:
     """The settings for config.toml."""
-    canaries: dict[str, Any] = {"through_clip": options.scale is not None}
+    canaries: dict[str, Any] = {"through_clip": "all" if options.through_clip is None else options.through_clip}
     if isinstance(selection, RowSelection):
         canaries["rows"] = selection.picked.count
     privacy = {

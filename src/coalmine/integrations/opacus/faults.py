@@ -1,7 +1,7 @@
 """Faults of a run that only the integration can see: batches, clipping, and gradients that are always 0."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import Any
 from warnings import warn
 
@@ -54,9 +54,10 @@ class Faults:
             seen.unclipped = 1
             if not self.counts.unclipped and warns:
                 warn(_why_not_clipped(1), RuntimeWarning, stacklevel=2)
-        for name, count in asdict(seen).items():
+        found = {name: count for name, count in vars(seen).items() if count}
+        for name, count in found.items():
             setattr(self.counts, name, getattr(self.counts, name) + count)
-        return {name: count for name, count in asdict(seen).items() if count}
+        return found
 
     def gather(self, ranks: Ranks, parameters: int) -> None:
         """Keep only the parameters whose gradient was 0 on every rank, and count the faults of all ranks."""
