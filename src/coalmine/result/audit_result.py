@@ -25,6 +25,7 @@ from coalmine.verdict.verdict import NO_VERDICT, Verdict
 CLAIM_FIELDS = ("sensitivity", "sampling", "noise_multiplier", "sampler_observed", *TERMS)  # stored if a claim has them
 COUNTS_SAMPLING = "claim_counts_sampling"
 MU = "claim_mu"
+UNTESTED_ROWS = "How real rows enter the sum was not tested."
 RENDERER = "coalmine.report.result_text"
 TOP_LEVEL_SETTINGS = ("dim", "delta", "canaries", "unobserved", "kind")  # settings at the top level of result.json
 
@@ -273,7 +274,8 @@ class AuditResult:
         checked = [item.name for item in self.audited if item.status == "checked"]
         rest = [item.name for item in self.audited if item.is_open]
         text = f"This PASS covers: {', '.join(checked) or 'the canaries alone'}."
-        return f"{text} It does not cover: {', '.join(rest)}." if rest else text
+        text = f"{text} It does not cover: {', '.join(rest)}." if rest else text
+        return f"{text} {UNTESTED_ROWS}" if "rows" in rest else text
 
     def __str__(self) -> str:
         return str(_text().brief(self))
