@@ -8,6 +8,7 @@ STUDIES = [
     ["studies/calibration.py", "--jobs", "2"],
     ["-m", "studies.literature_calibration"],
     ["-m", "studies.gaussian_bound", "--jobs", "2"],
+    ["-m", "studies.published_audits"],
     ["-m", "studies.verdicts", "--jobs", "2"],
     ["-m", "studies.trust", "--jobs", "2"],
     ["-m", "studies.claims", "--jobs", "2"],

@@ -6,11 +6,11 @@ import textwrap
 from collections.abc import Iterator
 
 from coalmine.argument_checks import one_line
+from coalmine.evidence.gaussian_bound import FINAL_RUNGS
 from coalmine.evidence.unknown_round import RUNG as UNKNOWN_ROUND
 from coalmine.known_faults import likely_faults
 from coalmine.report.table_rows import TableRow, top_row
 from coalmine.result.audit_result import AuditResult
-from coalmine.result.gaussian_bound import FINAL_RUNGS
 from coalmine.result.words import IN_STEPS, Words, format_measured, format_number, format_rounds, short_power
 from coalmine.verdict.claim import ADD_OR_REMOVE, REPLACE, ZERO_OUT
 from coalmine.verdict.findings.amplified import AccountedAboveClaim, SamplerAboveClaim

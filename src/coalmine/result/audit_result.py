@@ -7,15 +7,25 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy.typing as npt
+
 from coalmine.estimators.gaussian_fit import EpsilonEstimate
 from coalmine.estimators.intervals import Interval
 from coalmine.estimators.mechanism import mechanism_noise
 from coalmine.evidence.gauges.gauge import GaugeResult, by_gauge, status_of
+from coalmine.evidence.gaussian_bound import CONFIDENCE, GaussianBound
 from coalmine.evidence.unknown_round import LossFit
 from coalmine.log.commitment import SCHEMA_VERSION
 from coalmine.log.run_directory import RunDirectory
 from coalmine.measure.settings import Settings
-from coalmine.result.gaussian_bound import CONFIDENCE, GaussianBound
+from coalmine.result.curves import (
+    GaussianPrivacy,
+    PrivacyProfile,
+    TradeOff,
+    gaussian_privacy,
+    privacy_profile,
+    tradeoff,
+)
 from coalmine.result.trainer_section import TrainerSection
 from coalmine.verdict.alarm import Alarm
 from coalmine.verdict.claim import TERMS, Claim
@@ -261,6 +271,19 @@ class AuditResult:
             "notes": list(self.log_notes),
         }
 
+    @property
+    def mu(self) -> GaussianPrivacy:
+        """μ of Gaussian differential privacy with its interval, for the strongest attacker who knows rounds."""
+        return gaussian_privacy(self)
+
+    def tradeoff(self, rates: npt.ArrayLike | None = None) -> TradeOff:
+        """The trade-off function of f-DP with its band: an attacker's false negatives at these rates of false positives."""
+        return tradeoff(self, rates)
+
+    def privacy_profile(self, epsilons: npt.ArrayLike | None = None) -> PrivacyProfile:
+        """The privacy profile δ(ε) with its band."""
+        return privacy_profile(self, epsilons)
+
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "AuditResult":
         """The inverse of `to_dict`, also after conversion to JSON and back; ValueError for anything else."""
@@ -294,8 +317,8 @@ class AuditResult:
     def plot(self, kind: str = "ladder", **options: Any) -> Any:
         """Draw the result, and return the matplotlib Axes; `options` are those of the plot.
 
-        The kinds are "ladder", each adversary's interval beside the claim, and "curve", the trade-off between false
-        positives and false negatives. Needs matplotlib: `pip install 'coalmine[report]'`.
+        The kinds are "ladder", each adversary's interval beside the claim, "curve", the trade-off between false positives
+        and false negatives, and "profile", δ(ε). Needs matplotlib: `pip install 'coalmine[report]'`.
         """
         return _text().draw(self, kind, **options)
 
