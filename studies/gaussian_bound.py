@@ -13,6 +13,7 @@ import math
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +25,10 @@ from coalmine.estimators.bounds import epsilon_lower_bound
 from coalmine.estimators.gaussian_fit import epsilon_estimate
 from coalmine.estimators.gaussians import Gaussian, gaussian_epsilon
 from coalmine.estimators.sampler_tests import read_sampler
+from coalmine.evidence.gaussian_bound import GaussianBound, fitted_bound, known_rounds_bound, scores_bound
 from coalmine.evidence.gaussian_gate import GaussianGate
 from coalmine.evidence.ladder import Scores
 from coalmine.evidence.noise_signal import NoiseSignal
-from coalmine.result.gaussian_bound import GaussianBound, fitted_bound, known_rounds_bound
 from studies.pipelines import Noise, Pipeline, bfloat16
 from studies.results import Record, main_of, markdown_table, most_errors, read_records, run_batches
 
@@ -85,6 +86,18 @@ def final_scores(canaries: int, epsilon: float, std: float, seed: int) -> tuple[
     scores = mean + std * rng.standard_normal(canaries)
     estimate = epsilon_estimate(scores, null=null, delta=DELTA)
     return fitted_bound(estimate), epsilon, epsilon_lower_bound(scores, null=null, delta=DELTA)
+
+
+def two_samples(
+    canaries: int, unobserved: int, epsilon: float, std: float, seed: int
+) -> tuple[GaussianBound, float, float]:
+    """Normal scores with this spread against unobserved ones, as `coalmine estimate` has them."""
+    rng, null = np.random.default_rng(seed), Gaussian(0.0, 1.0)
+    mean = float(brentq(lambda m: float(gaussian_epsilon(null, Gaussian(m, std), delta=DELTA)) - epsilon, 0, 60))
+    scores, absent = mean + std * rng.standard_normal(canaries), rng.standard_normal(unobserved)
+    estimate = epsilon_estimate(scores, null=absent, delta=DELTA)
+    bound = scores_bound(estimate, absent, canaries, math.inf, delta=DELTA, confidence=0.95)
+    return bound, epsilon, epsilon_lower_bound(scores, null=absent, delta=DELTA)
 
 
 def unknown_scores(
@@ -182,19 +195,27 @@ def rows() -> Iterator[Row]:
                 for epsilon in EPSILONS:
                     yield Row(
                         name=f"scores, k = {count}, d − k = {free}, R = {times}, ε = {epsilon:g}",
-                        run=lambda seed, a=(count, free, epsilon, times): known_scores(*a, seed),
+                        run=partial(known_scores, count, free, epsilon, times),
                     )
     for count in (100, 1_000):
         for std in (0.97, 1.0, 1.03):
             for epsilon in (2.0, 4.0):
                 yield Row(
                     name=f"final scores, k = {count}, spread {std:g}, ε = {epsilon:g}",
-                    run=lambda seed, a=(count, epsilon, std): final_scores(*a, seed),
+                    run=partial(final_scores, count, epsilon, std),
+                )
+    for count, size in ((50, 50), (300, 1_000), (1_000, 1_000), (1_000, 10_000)):
+        for std in (0.97, 1.0, 1.05):
+            for epsilon in (4.0, 8.0):
+                yield Row(
+                    name=f"two samples, k = {count}, m = {size}, spread {std:g}, ε = {epsilon:g}",
+                    run=partial(two_samples, count, size, epsilon, std),
+                    honest=False,  # a test of normality at 1 % for each sample
                 )
     for count, noise, rate, rounds in ((100, 1.0, 0.1, 100), (1_000, 1.0, 0.02, 200), (1_000, 0.7, 0.05, 40)):
         yield Row(
             name=f"picks, k = {count}, z = {noise:g}, q = {rate:g}, T = {rounds}",
-            run=lambda seed, a=(count, noise, rate, rounds): unknown_scores(*a, seed),
+            run=partial(unknown_scores, count, noise, rate, rounds),
         )
     plain = Pipeline(dim=2_000, canaries=200, rounds=8)
     small = Pipeline(dim=600, canaries=100, rounds=1)
@@ -221,7 +242,7 @@ def rows() -> Iterator[Row]:
             true = float(mechanism_epsilon(noise, delta=DELTA, participations=pipeline.presentations))
             yield Row(
                 name=f"run, {name}, {rung}",
-                run=lambda seed, a=(pipeline, rung, true): whole_run(*a, seed),
+                run=partial(whole_run, pipeline, rung, true),
                 honest=honest,
             )
     exposure = float(np.sum(np.array(uneven) ** -2.0))  # of three rounds
@@ -299,8 +320,8 @@ def run(names: list[str], seeds: int, jobs: int) -> None:
     done = {(each["row"], each["first"]) for each in read_records(RESULTS, names, lambda r: (r["row"], r["first"]))}
     batches = [
         (name, first, BATCH)
-        for name in names
         for first in range(0, min(seeds, RUNS), BATCH)
+        for name in names
         if (name, first) not in done
     ]
     run_batches(RESULTS, work, batches, jobs)

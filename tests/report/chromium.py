@@ -108,7 +108,9 @@ class Chromium:
         found = f"document.querySelector({json.dumps(selector)})"
         self.evaluate(f"{found}.scrollIntoView({{block: 'center'}})")
         self.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
-        box = self.evaluate(f"(({{x, y, width, height}}) => [x + width / 2, y + height / 2])({found}.getClientRects()[0])")
+        box = self.evaluate(
+            f"(({{x, y, width, height}}) => [x + width / 2, y + height / 2])({found}.getClientRects()[0])"
+        )
         self.call("Input.dispatchMouseEvent", type="mouseMoved", x=box[0], y=box[1])
 
     def press(self, key: str) -> None:

@@ -30,6 +30,11 @@ class CanarySchedule:
     def __init__(self, settings: Settings, seed: SupportsIndex | bytes) -> None:
         self._settings, self._key = settings, SecretBytes(schedule_key(seed))
 
+    @property
+    def key(self) -> SecretBytes:
+        """The key that draws everything that must not be known beforehand; as secret as the seed."""
+        return self._key
+
     def in_round(self, round_number: int) -> Indices:
         """The canaries of a round, counted from 1, as they were planned."""
         number, rounds = whole_number("round_number", round_number, minimum=1), self._settings.rounds

@@ -6,17 +6,18 @@ import textwrap
 from collections.abc import Iterator
 
 from coalmine.argument_checks import one_line
+from coalmine.evidence.gaussian_bound import FINAL_RUNGS
 from coalmine.evidence.unknown_round import RUNG as UNKNOWN_ROUND
 from coalmine.known_faults import likely_faults
 from coalmine.report.table_rows import TableRow, top_row
 from coalmine.result.audit_result import AuditResult
-from coalmine.result.gaussian_bound import FINAL_RUNGS
 from coalmine.result.words import IN_STEPS, Words, format_measured, format_number, format_rounds, short_power
 from coalmine.verdict.claim import ADD_OR_REMOVE, REPLACE, ZERO_OUT
 from coalmine.verdict.findings.amplified import AccountedAboveClaim, SamplerAboveClaim
 from coalmine.verdict.findings.finding import Doubt
 from coalmine.verdict.findings.missing import NothingClaimed
 from coalmine.verdict.findings.noise import LessThanStated, StatedTooLittle
+from coalmine.verdict.findings.rows import RowAboveClaim
 from coalmine.verdict.outcome import PASS, VIOLATION
 from coalmine.verdict.verdict import Verdict
 
@@ -53,6 +54,7 @@ ITEMS = {  # an audited item in words of its own
     "sampler": "sampling",
     "participations": "participation",
     "others": "sum of others",
+    "rows": "real rows",
 }
 KEEP = "Keep this report with the model."
 NOISE = "noise"  # both its level and its distribution
@@ -171,7 +173,7 @@ def next_step(result: AuditResult) -> str:
     if check := result.trainer.check:
         fault = f"Likely: {check.likely_fault}. " if check.likely_fault else ""
         return fault if verdict.outcome == VIOLATION and fault else fault + verdict.finding.advice()
-    explained = isinstance(verdict.finding, AccountedAboveClaim | SamplerAboveClaim | StatedTooLittle)
+    explained = isinstance(verdict.finding, AccountedAboveClaim | SamplerAboveClaim | StatedTooLittle | RowAboveClaim)
     if verdict.outcome == VIOLATION and not explained and (faults := likely_faults(result)):
         titles = "; or ".join(fault.title for fault in faults[:MOST_FAULTS])
         mend = f" {faults[0].fix}" if len(faults) == 1 else ""

@@ -11,7 +11,7 @@ from coalmine.report import plots, svg
 from coalmine.report.brief import answers, brief, headline
 from coalmine.report.details import details
 from coalmine.report.table_rows import all_rows, ladder_table, rung_verdict, table_rows
-from coalmine.report.trade_off import curve
+from coalmine.report.trade_off import curve, profile
 from coalmine.result.audit_result import AuditResult
 from coalmine.result.words import Words
 
@@ -55,7 +55,7 @@ def draw(result: AuditResult, kind: str = "ladder", ax: Any = None) -> Any:
         pyplot = importlib.import_module("matplotlib.pyplot")
     except ImportError as error:
         raise ImportError("plots need: pip install 'coalmine[report]'") from error
-    kinds: dict[str, Callable[..., Any]] = {"ladder": plots.ladder, "curve": curve}
+    kinds: dict[str, Callable[..., Any]] = {"ladder": plots.ladder, "curve": curve, "profile": profile}
     one_of("kind", kind, kinds)
     if ax is None:
         _, ax = pyplot.subplots(figsize=INCHES, layout="constrained")

@@ -4,9 +4,9 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from coalmine.evidence.gaussian_bound import CONFIDENCE, NO_LAW, GaussianBound
 from coalmine.evidence.ladder import RUNGS, Scores
 from coalmine.result.audit_result import Adversary, AuditResult, Headline, Row
-from coalmine.result.gaussian_bound import CONFIDENCE, NO_LAW, GaussianBound
 from coalmine.result.words import format_interval, format_measured, format_number
 from coalmine.verdict.outcome import UNDERPOWERED
 

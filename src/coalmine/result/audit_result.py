@@ -7,15 +7,25 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy.typing as npt
+
 from coalmine.estimators.gaussian_fit import EpsilonEstimate
 from coalmine.estimators.intervals import Interval
 from coalmine.estimators.mechanism import mechanism_noise
 from coalmine.evidence.gauges.gauge import GaugeResult, by_gauge, status_of
+from coalmine.evidence.gaussian_bound import CONFIDENCE, GaussianBound
 from coalmine.evidence.unknown_round import LossFit
 from coalmine.log.commitment import SCHEMA_VERSION
 from coalmine.log.run_directory import RunDirectory
 from coalmine.measure.settings import Settings
-from coalmine.result.gaussian_bound import CONFIDENCE, GaussianBound
+from coalmine.result.curves import (
+    GaussianPrivacy,
+    PrivacyProfile,
+    TradeOff,
+    gaussian_privacy,
+    privacy_profile,
+    tradeoff,
+)
 from coalmine.result.trainer_section import TrainerSection
 from coalmine.verdict.alarm import Alarm
 from coalmine.verdict.claim import TERMS, Claim
@@ -25,6 +35,7 @@ from coalmine.verdict.verdict import NO_VERDICT, Verdict
 CLAIM_FIELDS = ("sensitivity", "sampling", "noise_multiplier", "sampler_observed", *TERMS)  # stored if a claim has them
 COUNTS_SAMPLING = "claim_counts_sampling"
 MU = "claim_mu"
+UNTESTED_ROWS = "How real rows enter the sum was not tested."
 RENDERER = "coalmine.report.result_text"
 TOP_LEVEL_SETTINGS = ("dim", "delta", "canaries", "unobserved", "kind")  # settings at the top level of result.json
 
@@ -260,6 +271,19 @@ class AuditResult:
             "notes": list(self.log_notes),
         }
 
+    @property
+    def mu(self) -> GaussianPrivacy:
+        """μ of Gaussian differential privacy with its interval, for the strongest attacker who knows rounds."""
+        return gaussian_privacy(self)
+
+    def tradeoff(self, rates: npt.ArrayLike | None = None) -> TradeOff:
+        """The trade-off function of f-DP with its band: an attacker's false negatives at these rates of false positives."""
+        return tradeoff(self, rates)
+
+    def privacy_profile(self, epsilons: npt.ArrayLike | None = None) -> PrivacyProfile:
+        """The privacy profile δ(ε) with its band."""
+        return privacy_profile(self, epsilons)
+
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "AuditResult":
         """The inverse of `to_dict`, also after conversion to JSON and back; ValueError for anything else."""
@@ -273,7 +297,8 @@ class AuditResult:
         checked = [item.name for item in self.audited if item.status == "checked"]
         rest = [item.name for item in self.audited if item.is_open]
         text = f"This PASS covers: {', '.join(checked) or 'the canaries alone'}."
-        return f"{text} It does not cover: {', '.join(rest)}." if rest else text
+        text = f"{text} It does not cover: {', '.join(rest)}." if rest else text
+        return f"{text} {UNTESTED_ROWS}" if "rows" in rest else text
 
     def __str__(self) -> str:
         return str(_text().brief(self))
@@ -292,8 +317,8 @@ class AuditResult:
     def plot(self, kind: str = "ladder", **options: Any) -> Any:
         """Draw the result, and return the matplotlib Axes; `options` are those of the plot.
 
-        The kinds are "ladder", each adversary's interval beside the claim, and "curve", the trade-off between false
-        positives and false negatives. Needs matplotlib: `pip install 'coalmine[report]'`.
+        The kinds are "ladder", each adversary's interval beside the claim, "curve", the trade-off between false positives
+        and false negatives, and "profile", δ(ε). Needs matplotlib: `pip install 'coalmine[report]'`.
         """
         return _text().draw(self, kind, **options)
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from coalmine.argument_checks import nonnegative_array, one_number, short_repr, whole_number
-from coalmine.estimators.sampling import FixedSize, Poisson
+from coalmine.estimators.sampling import FixedSize, Poisson, Sampling
 from coalmine.evidence.gauges.gauge_reader import GaugeReader
 from coalmine.evidence.gaussian_gate import BY_COHORT, NO_SAMPLER, OTHER_SAMPLER, GaussianGate
 from coalmine.evidence.ladder import LadderReader, Scores, presented_times
@@ -31,12 +31,13 @@ from coalmine.verdict.amplified_claim import (
     with_schedule,
 )
 from coalmine.verdict.claim import Claim
-from coalmine.verdict.claim_context import RunFacts
+from coalmine.verdict.claim_context import ClaimContext, RunFacts, context_of
 from coalmine.verdict.coverage import AuditedItem, CoverageReader, audited_items, checked_items
 from coalmine.verdict.findings.amplified import DividedByCohort, SampledAsClaimed, SamplerNotObserved, TooFewPicks
 from coalmine.verdict.findings.missing import PipelineDiffers
 from coalmine.verdict.mechanism_claim import judge, judge_unclaimed
 from coalmine.verdict.outcome import PASS, VIOLATION
+from coalmine.verdict.replayed_rows import judge_rows
 from coalmine.verdict.verdict import Verdict
 
 LEAST_NOISE = 1e-3  # noise multiplier below which every score is certain
@@ -102,6 +103,9 @@ def derive_result(
     if alarm is not None:
         verdict = verdict if verdict is not None and verdict.outcome == VIOLATION else alarm.verdict
         notes.append(str(alarm))
+    verdict = _with_rows(
+        verdict, audited, None if claim is None else context_of(claim, rungs, gauges, run, _needs(sampled))
+    )
     verdict = _without_pass(verdict, audited)
     notes += gauge_reader.notes()
     notes += _one_look(log, settings, verdict, alarm)
@@ -148,6 +152,19 @@ def derive_result(
         watched=watched,
         alarm=alarm,
     )
+
+
+def _needs(sampled: SampledClaim | None) -> tuple[float, Sampling] | None:
+    """The noise multiplier that an amplified claim needs, and its scheme."""
+    return None if sampled is None else (sampled.required_noise, sampled.sampling)
+
+
+def _with_rows(verdict: Verdict | None, audited: Iterable[AuditedItem], context: ClaimContext | None) -> Verdict | None:
+    """The verdict with what replayed rows show of the claim."""
+    item = next((item for item in audited if item.name == "rows"), None)
+    if verdict is None or context is None or item is None or item.replayed is None:
+        return verdict
+    return judge_rows(verdict, item.replayed, context)
 
 
 def _replaced(claim: Claim | None, judged: Claim) -> list[str]:

@@ -8,6 +8,7 @@ from msgspec import convert
 
 from coalmine.argument_checks import short_repr
 from coalmine.evidence.gauges.gauge import GaugeResult, Status, statistic_of
+from coalmine.evidence.gaussian_bound import GaussianBound
 from coalmine.measure.settings import Settings
 from coalmine.result.audit_result import (
     CLAIM_FIELDS,
@@ -20,7 +21,6 @@ from coalmine.result.audit_result import (
     Row,
     SmallGroup,
 )
-from coalmine.result.gaussian_bound import GaussianBound
 from coalmine.result.trainer_section import TrainerSection
 from coalmine.verdict.alarm import Alarm
 from coalmine.verdict.amplified_claim import PARTS

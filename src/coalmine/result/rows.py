@@ -16,19 +16,19 @@ from coalmine.estimators.intervals import Floor, Interval
 from coalmine.estimators.loss_law import allocation_laws, loss_epsilon
 from coalmine.estimators.normality import AndersonDarling
 from coalmine.estimators.sampling import RandomAllocation, Sampling
-from coalmine.evidence.gaussian_gate import GaussianGate
-from coalmine.evidence.ladder import RUNGS, Scores
-from coalmine.evidence.noise_signal import NoiseSignal
-from coalmine.evidence.unknown_round import UnknownRound
-from coalmine.measure.settings import FEWEST, Settings
-from coalmine.result.audit_result import Adversary, Headline, Row, interval_ends
-from coalmine.result.gaussian_bound import (
+from coalmine.evidence.gaussian_bound import (
     CONFIDENCE,
     KNOWN_RUNGS,
     GaussianBound,
     gaussian_bound,
     known_rounds_bound,
 )
+from coalmine.evidence.gaussian_gate import GaussianGate
+from coalmine.evidence.ladder import RUNGS, Scores
+from coalmine.evidence.noise_signal import NoiseSignal
+from coalmine.evidence.unknown_round import UnknownRound
+from coalmine.measure.settings import FEWEST, Settings
+from coalmine.result.audit_result import Adversary, Headline, Row, interval_ends
 
 POOR_FIT = 0.01  # p-value of the goodness of fit below which there is a warning
 SMALLEST_SIGNAL = 1e-4  # value of 1/z up to which nothing leaks

@@ -18,6 +18,7 @@ from coalmine.evidence.gauges.gauge_reader import GaugeReader
 from coalmine.evidence.gauges.gauged_rounds import Pairs
 from coalmine.evidence.gauges.repetition import Repetition
 from coalmine.evidence.gauges.subspace import Subspace
+from coalmine.evidence.gaussian_bound import GaussianBound
 from coalmine.evidence.gaussian_gate import NOT_MEASURED
 from coalmine.evidence.ladder import LadderReader
 from coalmine.evidence.noise_signal import NoiseSignal
@@ -26,7 +27,6 @@ from coalmine.evidence.views import read_log
 from coalmine.measure.noise_law import resolution_of
 from coalmine.result.audit_result import AuditResult, Headline
 from coalmine.result.derivation import derive_result, derive_scores
-from coalmine.result.gaussian_bound import GaussianBound
 from coalmine.testing.call_plan import CallPlan, Indices, Pattern
 from coalmine.testing.likely_fault import TrialReading
 from coalmine.testing.shaped_calls import LEVEL as CLIENT_LEVEL

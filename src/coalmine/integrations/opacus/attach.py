@@ -20,6 +20,7 @@ from coalmine.integrations.opacus.options import (
 )
 from coalmine.integrations.opacus.parameters import named_layers
 from coalmine.integrations.opacus.ranks import gradients_of, on_every_rank
+from coalmine.integrations.opacus.replay import Loss, checked_replay
 from coalmine.integrations.opacus.selection import RowSelection, SeedSelection, Selection
 from coalmine.integrations.row_pairing import USUAL_CANARIES
 from coalmine.integrations.setup import AuditSettings, followed, watch_noise
@@ -39,6 +40,7 @@ def audited(
     rng: np.random.Generator | None = None,
     reduce: Reduce | None = None,
     steps: int | None = None,
+    replay: bool | Loss = True,
     **settings: Unpack[AuditSettings],
 ) -> Optimizer:
     """The same optimizer with canaries in its steps, and its audit as `optimizer.audit`.
@@ -71,6 +73,12 @@ def audited(
     A step is measured by a thread, on one core at most, during the next step; `deferred=False` measures it at once. With
     `on_violation` it is recorded before the next step's noise. `optimizer.state_dict()` first writes all steps to disk.
 
+    A few steps are replayed: run again without one row, before their clip, with the same random numbers. This measures how
+    far a real row moves the sum, which no canary sees. By default the rows' gradients are those of the step, so the loss is
+    taken as a sum over rows; `replay=lambda model, batch: loss` tests the loss too, and is needed if the model computes it.
+    At most 1 % of the passes of the planned `steps` are replayed, or at least 4 rows of one step; `replay=False` replays
+    none.
+
     In several processes (DDP, FSDP2) every rank calls `audited` with the same arguments, and `finish` at the end. Rank 0 has
     the directory and the result. `reduce` sums over the ranks, by default `torch_distributed.reduce_over()`.
 
@@ -88,6 +96,7 @@ def audited(
     def check_options() -> CanaryOptions:
         if steps is not None:
             whole_number("steps", steps, minimum=1)
+        checked_replay(replay, model, data_loader)
         rate, rows = sampling_probability, None
         if data_loader is not None:
             rate = loader_rate(data_loader, rate, rng, every_rank=gradients.ranks.several)
@@ -120,7 +129,9 @@ def audited(
     else:
         selection = RowSelection(audit, gradients, optimizer, data_loader)
     planned = audit.settings.rounds if steps is None else steps
-    optimizer.audit = OpacusAudit(audit, optimizer, gradients, selection, options, model=model, planned=planned)
+    optimizer.audit = OpacusAudit(
+        audit, optimizer, gradients, selection, options, model=model, planned=planned, replay=replay
+    )
     if gradients.ranks.rank == 0:
         optimizer.audit.follow(planned, **followed(settings))
     return optimizer

@@ -20,6 +20,7 @@ from coalmine.integrations.opacus.faults import Faults
 from coalmine.integrations.opacus.gradients import OneProcess
 from coalmine.integrations.opacus.options import CanaryOptions
 from coalmine.integrations.opacus.parameters import join_names, parameters_outside
+from coalmine.integrations.opacus.replay import Loss, Replays
 from coalmine.integrations.opacus.selection import RowSelection, Selection
 from coalmine.integrations.opacus.steps import AuditedSteps, Step
 from coalmine.integrations.recorder import FinishedRun, Trainer
@@ -51,6 +52,7 @@ class OpacusAudit(FrameworkAudit):
         *,
         model: Any,
         planned: int | None,
+        replay: bool | Loss = True,
     ) -> None:
         self._optimizer, self._gradients, self._selection = optimizer, gradients, selection
         self._options, self._model, self._planned = options, model, planned
@@ -71,6 +73,18 @@ class OpacusAudit(FrameworkAudit):
         )
         self._noise_multipliers = self._earlier_steps()
         self.read_claim_as(self._accounted_claim(planned or 1))
+        self.replays = Replays(
+            optimizer,
+            model,
+            gradients,
+            selection,
+            self._faults,
+            key=core.schedule.key,
+            planned=planned,
+            replay=replay,
+            names=self._names,
+            earlier=self.recorder.earlier_lines,
+        )
         self._steps = AuditedSteps(
             optimizer,
             core,
@@ -78,10 +92,12 @@ class OpacusAudit(FrameworkAudit):
             selection,
             self._faults,
             self.recorder,
+            self.replays,
             scale=options.scale,
             through_clip=options.through_clip,
             note=self._note_step,
         )
+        self.replays.prepare(self.last_round + 1)
 
     def detach(self) -> None:
         """Restore the optimizer's own methods and hook."""
@@ -108,13 +124,14 @@ class OpacusAudit(FrameworkAudit):
         - `unit`: the content of one row of the data set, such as "sentence", "document" or "user".
         """
         delta = self.core.settings.delta
-        row = self._row_holds(_checked_unit(unit))
+        unit_of_row = self._row_holds(_checked_unit(unit))
         late = Claim.of(number_of(claim, delta=delta))
         if accounted_epsilon is not None:
             accounted_epsilon = _checked_epsilon(accounted_epsilon)
         if not self._has_final():
             self.core.observe_final(self._parameters(), initial=self._initial if initial is None else initial)
         self._faults.gather(self._ranks, len(self._optimizer.params))
+        rows = self.replays.item(self._ranks)
         if self._ranks.rank > 0:
             return ResultOnRank0(self._ranks.rank)
         self._outside |= dict.fromkeys(self._parameters_outside())
@@ -133,10 +150,10 @@ class OpacusAudit(FrameworkAudit):
             accounted=accounted,
             accounted_by=self._accounting.name,
             pipeline=_pipeline(self._optimizer),
-            items=[*self._items(), *([EVERY_STEP] if counts_all else [])],
-            notes=[*self._notes(), _unit_note(row)],
+            items=[*self._items(), rows, *([EVERY_STEP] if counts_all else [])],
+            notes=[*self._notes(), _unit_note(unit_of_row)],
             warnings=warnings,
-            entries={"noise_multiplier": smallest, "privacy_unit": row or ROW},
+            entries={"noise_multiplier": smallest, "privacy_unit": unit_of_row or ROW},
         )
         return self.conclude(late, run, task=task)
 

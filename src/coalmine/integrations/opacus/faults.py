@@ -44,6 +44,16 @@ class Faults:
         norm = float(self._optimizer.max_grad_norm)
         return norm if self._ghost is None else max(norm, self._ghost.clip_norm)
 
+    @property
+    def asked_for_norms(self) -> bool:
+        """Whether the loss has asked for the norms of ghost clipping since the last step."""
+        return self._ghost is not None and self._ghost.asked
+
+    @asked_for_norms.setter
+    def asked_for_norms(self, asked: bool) -> None:
+        if self._ghost is not None:
+            self._ghost.asked = asked
+
     def note_step(self, *, warns: bool) -> dict[str, int]:
         """Add the faults since the last step to those of the run. Those of the step are returned."""
         seen = FaultCounts()
@@ -134,7 +144,7 @@ class GhostNorms:
     """Notices whether the loss asks the model of ghost clipping for the norms of the gradients, which it must clip."""
 
     def __init__(self, model: Any) -> None:
-        self._model, self._real, self._asked = model, model.get_norm_sample, False
+        self._model, self._real, self.asked = model, model.get_norm_sample, False
         model.get_norm_sample = self._norms
 
     @classmethod
@@ -148,14 +158,14 @@ class GhostNorms:
 
     def was_asked(self) -> bool:
         """Whether the loss has asked since the last call."""
-        asked, self._asked = self._asked, False
+        asked, self.asked = self.asked, False
         return asked
 
     def release(self) -> None:
         del self._model.get_norm_sample
 
     def _norms(self) -> Any:
-        self._asked = True
+        self.asked = True
         return self._real()
 
 

@@ -22,6 +22,7 @@ TERMS = {"unit": UNIT, "adjacency": ADJACENCY}  # of a claim that states none
 class OneProcess:
     """The gradients of one process. The audit takes them as one vector."""
 
+    sharded = False  # whether each process holds a part of every parameter
     joins = True  # whether canaries join the sum of this process
     # The optimizer's method that completes the release after its step hook, if there is one.
     observed_after: ClassVar[str | None] = None

@@ -16,6 +16,7 @@ from coalmine.audit import Audit
 from coalmine.integrations.opacus.accounting import update_noise_multiplier
 from coalmine.integrations.opacus.faults import Faults
 from coalmine.integrations.opacus.gradients import OneProcess
+from coalmine.integrations.opacus.replay import Replays
 from coalmine.integrations.opacus.selection import RowSelection, Selection
 from coalmine.integrations.recorder import RunRecorder
 from coalmine.measure.schedule import Indices
@@ -66,6 +67,7 @@ class AuditedSteps:
         selection: Selection,
         faults: Faults,
         recorder: RunRecorder,
+        replays: Replays,
         *,
         scale: float | None,
         through_clip: int | None,
@@ -74,6 +76,8 @@ class AuditedSteps:
         self._optimizer, self._audit, self._gradients = optimizer, audit, gradients
         self._selection, self._faults, self._recorder = selection, faults, recorder
         self._scale, self._through_clip, self._note = scale, through_clip, note
+        self._replays = replays
+        self._replayed: dict[str, Any] = {}  # what the replay of this step showed, for the metrics
         self._examples = 0  # per-example gradients in the step so far
         self._present: Indices = np.zeros(0, dtype=np.int32)
         self._others: Any = None  # the clipped sum of the examples, in the form that the audit takes
@@ -112,6 +116,7 @@ class AuditedSteps:
         if isinstance(self._selection, RowSelection):
             self._selection.picked.release()
         self._faults.release()
+        self._replays.release()
         self._optimizer.step_hook = self._real_hook
         self._guard.remove()
 
@@ -123,11 +128,14 @@ class AuditedSteps:
         if isinstance(self._selection, RowSelection):
             before = self._examples if self._optimizer._is_last_step_skipped else 0
             self._examples = before + self._gradients.examples()
+        is_complete = not self._optimizer._check_skip_next_step(pop_next=False)
+        if is_complete:
+            self._replayed = self._replays.take(self._audit.last_round + 1)
         if self._scale is not None:
             sums = self._clipped_sum()
             if callable(sums):
                 self._others = sums
-            elif self._optimizer._check_skip_next_step(pop_next=False):
+            elif not is_complete:
                 self._clipped = sums
             else:
                 self._others, self._clipped = self._gradients.combined(sums), None
@@ -243,7 +251,10 @@ class AuditedSteps:
             examples=self._selection.participants,
             gradient_noise_multiplier=step.noise,
             **line,
+            **self._replayed,
         )
+        self._replayed = {}
+        self._replays.prepare(self._audit.last_round + 1)
         self._was_observed = True
 
     def _taken_others(self, step: Step) -> Any:

@@ -11,11 +11,14 @@ from typing import Any
 from coalmine.argument_checks import Floats
 from coalmine.estimators.gaussian_fit import EpsilonEstimate
 from coalmine.estimators.gaussians import Gaussian, gaussian_epsilon
+from coalmine.estimators.normality import anderson_darling
+from coalmine.estimators.variance import Sample, equal_std_p_value
 from coalmine.evidence.gaussian_gate import NORMALITY_LEVEL, GaussianGate
 from coalmine.evidence.ladder import Scores
 from coalmine.evidence.noise_signal import NoiseSignal
 
 CONFIDENCE = 0.95
+EQUAL_LEVEL = 0.05  # of the test that observed and unobserved scores spread alike
 KNOWN_RUNGS = ("known-round", "known-others")
 FINAL_RUNGS = ("final", "final-update")
 NO_LAW = "the scores of this attacker follow no Gaussian law"
@@ -79,6 +82,38 @@ def fitted_bound(estimate: EpsilonEstimate, *, mixed: bool = False) -> GaussianB
         return GaussianBound(withheld=f"{NOT_NORMAL} (Anderson-Darling p = {p_value:.2g})")
     low, high = (float(end) for end in estimate.interval)
     return GaussianBound(lower_bound=low, interval=(low, high))
+
+
+def scores_bound(
+    estimate: EpsilonEstimate,
+    unobserved: Floats | None,
+    count: int,
+    null_dof: float,
+    *,
+    delta: float,
+    confidence: float,
+) -> GaussianBound:
+    """The bound from scores alone, observed ones of this number, if all scores are normal.
+
+    If an F test does not tell their spreads apart, it inverts the test of the means. At equal spreads epsilon is smallest,
+    so a difference that the test misses makes the bound smaller. Otherwise it is the end of the joint region.
+    """
+    p_values = [estimate.anderson_darling.p_value]
+    std, size = estimate.null_std, math.inf
+    if unobserved is not None:
+        p_values.append(anderson_darling(unobserved).p_value)
+        size = float(unobserved.size)
+        std *= math.sqrt(size / (size - 1))
+    if min(p_values) < NORMALITY_LEVEL:
+        return GaussianBound(withheld=f"{NOT_NORMAL} (Anderson-Darling p = {min(p_values):.2g})")
+    sample = Sample(count, null_dof=min(null_dof, size - 1), null_count=size)
+    if equal_std_p_value(estimate.std / estimate.null_std, sample) < EQUAL_LEVEL:
+        return fitted_bound(estimate)
+    beta, weight = (estimate.mean - estimate.null_mean) / std, 1 / (1 / count + 1 / size)
+    signal = NoiseSignal(beta, weight, sample.null_dof, sample.null_dof, beta * beta)
+    ends = (signal.lower_limit(confidence), *signal.interval(confidence))
+    bound, low, high = (_epsilon(end, delta) for end in ends)
+    return GaussianBound(lower_bound=bound, interval=(low, high))
 
 
 def _epsilon(mean: float | Floats, delta: float) -> float:

@@ -11,9 +11,9 @@ from training import train
 
 from coalmine import AuditResult, mechanism_epsilon, mechanism_noise
 from coalmine.estimators.gaussians import Gaussian
+from coalmine.evidence.gaussian_bound import CONTRADICTED, GaussianBound, known_rounds_bound
 from coalmine.evidence.gaussian_gate import NOT_MEASURED, OTHER_SAMPLER, UNEQUAL, GaussianGate
 from coalmine.evidence.ladder import Scores
-from coalmine.result.gaussian_bound import CONTRADICTED, GaussianBound, known_rounds_bound
 
 DELTA = 1e-6
 OPEN = GaussianGate(noise="", sampler="")
