@@ -86,7 +86,7 @@ def test_a_replace_one_claim_is_the_headline_and_needs_the_noise_of_its_accounta
     assert (round(result.claim.epsilon, 2), result.claim.adjacency) == (6.40, "replace one")
     assert result.verdict.outcome == "PASS"
     assert result.verdict.finding.claimed_epsilon == pytest.approx(4.69, abs=0.01)
-    assert "sampling counted (Poisson sampling with probability 0.1 in 40 rounds, replace one)" in result.details()
+    assert "sampling counted (Poisson sampling with probability 0.1 in 40 steps, replace one)" in result.details()
     assert "epsilon 6.403 if one row is replaced needs the noise that has epsilon 4.688" in "\n".join(result.notes)
     assert "for one row, replaced" in str(result)
     # add or remove alone would allow this noise
@@ -104,7 +104,7 @@ def test_batches_of_a_fixed_size_are_judged_by_their_own_event_or_not_at_all():
     unread = run(gaussian(dp_event=FIXED), picks(60))
     assert unread.claim is None
     assert unread.verdict is None or unread.verdict.outcome != "PASS"
-    assert "the accountant's epsilon has no verdict" in str(unread)
+    assert "the accountant's epsilon has no verdict" in unread.details()
 
 
 @pytest.mark.full

@@ -113,6 +113,7 @@ def test_a_missed_requirement_fails_the_command(code, monkeypatch, tmp_path, cap
             "presentations": examples[name][0],
             "verdict": examples[name][1],
             "adversaries": rungs,
+            "gauges": {"layers": {}},
         },
     )
     monkeypatch.setattr(others, "run_tests", lambda name: True)

@@ -184,3 +184,16 @@ def test_the_largest_claim_is_judged_like_any_other():
     assert result.verdict.outcome != "VIOLATION"
     with pytest.raises(ValueError, match=r"claim must be at most 1e\+99, got 1e\+100"):
         Claim(1e100)
+
+
+def test_noise_that_rounds_do_not_state_is_taken_to_be_equal_and_a_note_says_so():
+    claim = Claim(composed(SHRINKING), participations=10)
+    settings = Settings(dim=5_000, canaries=100, unobserved=UNOBSERVED, delta=DELTA, rounds=10, presentations=(10,))
+    said = [None, *SHRINKING.tolist()[1:]]
+    present = [np.arange(100)] * 10
+    silent = audited_rounds(present, SHRINKING.tolist(), said, settings, np.random.default_rng(0), claim)
+    note = "the noise is taken to be equal in all rounds, as 1 round did not state it"
+    assert any(note in text for text in silent.notes)
+    assert silent.verdict.outcome != "PASS"
+    told = audited(SHRINKING, claim, canaries=100, seed=0, presentations=10)
+    assert not any(note in text for text in told.notes)
