@@ -143,7 +143,7 @@ def derive_result(
 def _equal_noise(claim: Claim | None, run: RunFacts) -> list[str]:
     """The assumption about rounds that do not state their noise, if there are several."""
     several = run.rounds is not None and len(run.rounds.numbers) > 1
-    if claim is None or not run.without_noise or run.correlated or not several:
+    if claim is None or not run.without_noise or run.vouched or run.correlated or not several:
         return []
     return [
         f"the noise is taken to be equal in all rounds, as {count_of(run.without_noise, 'round')} did not state it: if it "
