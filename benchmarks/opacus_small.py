@@ -1,29 +1,51 @@
 """What the audit adds to a step of a small model in Opacus, on a CPU: the first thing that a user tries.
 
 Two loops train the same model, one of them audited. Stretches of their steps alternate, in changing order, so that a machine
-that slows down affects both. Time is the processor's, of all threads: other load on the machine does not count. `finish()`
-is timed once, at the end of a short run.
+that slows down affects both. Three times are taken: the wall's, the processor's for the training thread alone, and for all
+threads. The bars are for the wall on two idle cores. On a busy machine the training thread's own time says more: it has
+the canaries, and what is measured beside it is in the third. The floor is the work that no audit avoids: the clipped sum of
+the examples, two transforms, and the canaries' sum. `finish()` is timed once.
 """
 
 import argparse
+import json
 import statistics
 import sys
 import tempfile
 import time
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from opacus import PrivacyEngine
+from opacus.utils.batch_memory_manager import BatchMemoryManager
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from coalmine.canaries import RotatedCanaries
 from coalmine.integrations.opacus import audited
 
 ROWS, BATCH, CANARIES = 4_000, 128, 1_000
 FINISH_BAR = 0.5  # seconds
 BARS = {"mlp": 0.25, "mnist-cnn": 0.10, "wide-mlp": 0.03}  # of a step
+
+
+class Times(NamedTuple):
+    """Seconds: of the wall, of the processor for this thread, and for all threads of the process."""
+
+    wall: float
+    own: float
+    all: float
+
+    @classmethod
+    def now(cls) -> "Times":
+        return cls(time.perf_counter(), time.thread_time(), time.process_time())
+
+    def until_now(self, count: int) -> "Times":
+        """The time since then, over a count."""
+        return Times(*((now - then) / count for now, then in zip(Times.now(), self, strict=True)))
 
 
 def models() -> dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]]:
@@ -45,55 +67,111 @@ def _mnist_cnn() -> nn.Module:
 
 
 class Loop:
-    """One training loop."""
+    """One training loop. With `physical`, BatchMemoryManager splits its batches into ones of that size."""
 
-    def __init__(self, name: str, *, audit: bool, **options: Any) -> None:
+    def __init__(
+        self,
+        name: str,
+        *,
+        audit: bool,
+        mode: str = "hooks",
+        physical: int | None = None,
+        device: str = "cpu",
+        **options: Any,
+    ) -> None:
         make, shape = models()[name]
         torch.manual_seed(1)
-        model, data = make(), TensorDataset(torch.randn(ROWS, *shape), torch.randint(0, 10, (ROWS,)))
-        self.model, self.optimizer, self.loader = PrivacyEngine().make_private(
+        features, labels = torch.randn(ROWS, *shape), torch.randint(0, 10, (ROWS,))
+        model, data = make().to(device), TensorDataset(features, labels)
+        made = PrivacyEngine().make_private(
             module=model,
             optimizer=torch.optim.SGD(model.parameters(), lr=0.05),
             data_loader=DataLoader(data, batch_size=BATCH),
+            criterion=nn.CrossEntropyLoss(),
             noise_multiplier=1.0,
             max_grad_norm=1.0,
+            grad_sample_mode=mode,
         )
+        self.model, self.optimizer, self.loader = made[0], made[1], made[-1]
+        self.loss: Any = made[2] if mode == "ghost" else nn.CrossEntropyLoss()
         if audit:
             self.optimizer = audited(self.optimizer, self.model, data_loader=self.loader, **options)
+        self._physical, self._device = physical, device
         self._batches = self._forever()
 
     def _forever(self) -> Any:
         while True:
-            yield from self.loader
+            if self._physical is None:
+                yield from self.loader
+                continue
+            with BatchMemoryManager(
+                data_loader=self.loader, max_physical_batch_size=self._physical, optimizer=self.optimizer
+            ) as smaller:
+                yield from smaller
 
-    def steps(self, count: int) -> float:
-        """Seconds of the processor, for each of this many steps."""
-        start = time.process_time()
-        for _ in range(count):
-            features, labels = next(self._batches)
+    def steps(self, count: int) -> Times:
+        """Seconds for each of this many steps."""
+        start, done = Times.now(), 0
+        while done < count:
+            features, labels = (part.to(self._device) for part in next(self._batches))
             self.optimizer.zero_grad()
-            loss: Any = nn.functional.cross_entropy(self.model(features), labels)
-            loss.backward()
+            self.loss(self.model(features), labels).backward()
             self.optimizer.step()
-        return (time.process_time() - start) / count
+            done += not self.optimizer._is_last_step_skipped
+        if self._device != "cpu":
+            torch.cuda.synchronize()
+        return start.until_now(count)
+
+    def floor(self) -> float:
+        """Seconds of the processor for what no audit of this step avoids."""
+        dim = sum(p.numel() for p in self.optimizer.params)
+        rows = [torch.randn(BATCH, p.numel()) for p in self.optimizer.params]
+        canaries = RotatedCanaries(1, dim, seed=1)
+        vectors, kept = np.ones((2, dim), np.float32), np.ones((BATCH // 4, dim), np.float32)
+        taken = []
+        for _ in range(5):
+            start = time.thread_time()
+            factors = (1 / torch.stack([row.norm(2, dim=1) for row in rows]).norm(2, dim=0)).clamp(max=1.0)
+            _ = [factors @ row for row in rows]
+            _ = [canaries.cosines(vector) for vector in vectors]
+            _ = kept.sum(axis=0)
+            taken.append(time.thread_time() - start)
+        return statistics.median(taken)
 
 
-def measure(name: str, *, pairs: int, stretch: int, **options: Any) -> tuple[float, float, float]:
-    """Median seconds of a step without and with the audit, and the seconds of `finish`."""
+def measure(name: str, *, pairs: int, stretch: int, loop: dict[str, Any], **options: Any) -> dict[str, Any]:
+    """Median seconds of a step without and with the audit, their shares, the floor, and the seconds of `finish`."""
     with tempfile.TemporaryDirectory() as folder:
-        settings = {"canaries": CANARIES, "seed": b"a benchmark's seed", "delta": 1e-5, "claim": 8.0} | options
-        loops = {False: Loop(name, audit=False), True: Loop(name, audit=True, directory=folder, **settings)}
-        taken: dict[bool, list[float]] = {False: [], True: []}
-        for loop in loops.values():
-            loop.steps(stretch)
+        settings: dict[str, Any] = {
+            "canaries": CANARIES,
+            "seed": b"a benchmark's seed",
+            "delta": 1e-5,
+            "claim": 8.0,
+        } | options
+        loops = {
+            False: Loop(name, audit=False, **loop),
+            True: Loop(name, audit=True, directory=folder, **loop, **settings),
+        }
+        taken: dict[bool, list[Times]] = {False: [], True: []}
+        for each in loops.values():
+            each.steps(3 * stretch)
         for pair in range(pairs):
             for audit in (False, True) if pair % 2 else (True, False):
                 taken[audit].append(loops[audit].steps(stretch))
-        start = time.process_time()
+        start = Times.now()
         loops[True].optimizer.audit.finish()
-        finish = time.process_time() - start
+        finish = start.until_now(1)
         loops[True].optimizer.audit.close()
-    return statistics.median(taken[False]), statistics.median(taken[True]), finish
+        row: dict[str, Any] = {
+            "model": name,
+            **loop,
+            "floor": 0.0 if "device" in loop else loops[False].floor(),
+            "finish": finish._asdict(),
+        }
+    for kind in Times._fields:
+        plain, whole = (statistics.median(getattr(times, kind) for times in taken[audit]) for audit in (False, True))
+        row |= {f"plain_{kind}": plain, f"audited_{kind}": whole, f"share_{kind}": whole / plain - 1}
+    return row
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -103,21 +181,44 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--pairs", type=int, default=7)
     parser.add_argument("--stretch", type=int, default=10)
     parser.add_argument("--canaries", type=int, default=CANARIES)
+    parser.add_argument("--mode", default="hooks", choices=["hooks", "ghost", "functorch"])
+    parser.add_argument("--physical", type=int, help="BatchMemoryManager's max_physical_batch_size")
+    parser.add_argument("--all", action="store_true", help="all canaries through the clip; no bar")
+    parser.add_argument("--json", action="store_true")
     given = parser.parse_args([] if arguments is None else arguments)
     missed = False
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for name in given.models:
             size = sum(p.numel() for p in models()[name][0]().parameters())
-            plain, whole, finish = measure(name, pairs=given.pairs, stretch=given.stretch, canaries=given.canaries)
-            share = whole / plain - 1
-            missed |= share > BARS[name] or finish > FINISH_BAR
-            print(
-                f"{name} ({size:,} parameters): step {1e3 * plain:.2f} ms, audited {1e3 * whole:.2f} ms, {share:.0%} more "
-                f"(bar {BARS[name]:.0%}); finish {finish:.2f} s (bar {FINISH_BAR} s)",
-                flush=True,
-            )
+            options = {"through_clip": "all"} if given.all else {}
+            loop: dict[str, Any] = {"mode": given.mode, "physical": given.physical}
+            row = measure(
+                name, pairs=given.pairs, stretch=given.stretch, loop=loop, canaries=given.canaries, **options
+            ) | {"parameters": size, "canaries": given.canaries, "all_through_clip": given.all}
+            missed |= not given.all and (row["share_wall"] > BARS[name] or row["finish"]["wall"] > FINISH_BAR)
+            print(json.dumps(row) if given.json else _line(row), flush=True)
     return int(missed)
+
+
+def _line(row: dict[str, Any]) -> str:
+    finish, name = row["finish"], row["model"]
+    how = "".join(
+        f", {word}"
+        for word, given in (
+            (row["mode"], row["mode"] != "hooks"),
+            ("split batches", row["physical"]),
+            ("all through the clip", row["all_through_clip"]),
+        )
+        if given
+    )
+    return (
+        f"{name} ({row['parameters']:,} parameters, {row['canaries']:,} canaries{how}): "
+        f"step {1e3 * row['plain_wall']:.2f} ms, audited {1e3 * row['audited_wall']:.2f} ms, {row['share_wall']:.0%} more "
+        f"(bar {BARS[name]:.0%}); its own thread {row['share_own']:.0%}, all threads {row['share_all']:.0%} of "
+        f"{1e3 * row['plain_all']:.2f} ms, floor {1e3 * row['floor']:.2f} ms; finish {finish['wall']:.2f} s, "
+        f"{finish['all']:.2f} s of the processor (bar {FINISH_BAR} s)"
+    )
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """`python -m reproduction`: the paper's tables and figures next to our numbers, and experiments beyond the paper."""
 
+import json
 import math
 import platform
 import time
@@ -24,10 +25,10 @@ from coalmine.cli.output import (
     print_table,
     progress_bar,
     shows_bars,
-    write_json,
 )
 from coalmine.cli.program import SETTINGS, start_log
 from coalmine.cli.run import training_extra
+from coalmine.log.files import json_ready, write_atomically
 from coalmine.version import __version__
 from reproduction import table_2
 from reproduction.experiment import Experiment, Found, load_experiment, save_figure
@@ -350,7 +351,7 @@ def _report(experiment: Experiment, found: Found, path: Path, *, as_json: bool) 
 
 def _written(experiment: Experiment, found: Found, path: Path) -> list[Path]:
     """Write the numbers and the plot and return their paths; no plot if `path` is a pipe or device."""
-    write_json(path, found)
+    write_atomically(path, (json.dumps(json_ready(found), indent=2, allow_nan=False) + "\n").encode())
     if experiment.account.draw is None or path.suffix != ".json":
         return [path]
     picture = path.with_suffix(".png")

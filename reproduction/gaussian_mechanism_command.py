@@ -2,8 +2,9 @@
 
 import click
 
+from coalmine.argument_checks import Floats
 from coalmine.cli.options import COUNT, JSON, Command, Verbosity
-from coalmine.cli.output import print_json, print_table, progress_bar, shown_number, shown_spread
+from coalmine.cli.output import print_json, print_table, progress_bar, shown_number
 from coalmine.evidence.gaussian_mechanism import Kind
 from coalmine.evidence.gaussian_mechanism import audit_gaussian_mechanism as audit
 
@@ -71,9 +72,14 @@ def audit_gaussian_mechanism(
         return
     rows = [
         ["analytical", shown_number(found.analytical)],
-        ["estimate with the null's std", shown_spread(found.null)],
-        ["estimate with a fitted std (the paper)", shown_spread(found.fitted)],
+        ["estimate with the null's std", _shown_spread(found.null)],
+        ["estimate with a fitted std (the paper)", _shown_spread(found.fitted)],
     ]
     times = "1 run" if runs == 1 else f"{runs} runs"
     title = f"Gaussian mechanism, noise {noise_multiplier:g}, d = {dim:,}, {canaries:,} {kind} canaries, {times}"
     print_table(["", "epsilon"], rows, title=title)
+
+
+def _shown_spread(values: Floats) -> str:
+    """Mean ± standard deviation; for one value, the value."""
+    return f"{values.mean():.2f}" if values.size == 1 else f"{values.mean():.2f} ± {values.std():.2f}"

@@ -7,6 +7,8 @@ import time
 STUDIES = [
     ["studies/calibration.py", "--jobs", "2"],
     ["-m", "studies.literature_calibration"],
+    ["-m", "studies.gaussian_bound", "--jobs", "2"],
+    ["-m", "studies.published_audits"],
     ["-m", "studies.verdicts", "--jobs", "2"],
     ["-m", "studies.trust", "--jobs", "2"],
     ["-m", "studies.claims", "--jobs", "2"],
@@ -20,6 +22,7 @@ STUDIES = [
     ["-m", "studies.blocks", "--jobs", "2"],
     ["-m", "studies.flower_coverage"],
     ["-m", "studies.opacus_faults"],
+    ["-m", "studies.replay"],
     ["-m", "studies.fine_tuning"],
     ["-m", "studies.other_frameworks"],
     ["-m", "studies.nvflare_svt"],

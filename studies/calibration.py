@@ -309,7 +309,7 @@ TEMPLATE = """# Calibration
 Do bounds and intervals hold as often as they say? This page tests every one of them on simulated scores whose true ε
 is known.
 
-**What was run.** {runs} runs per cell, with a fixed seed for each cell. So a rate of 5 % is known to ± {error} % (one
+{runs} runs per cell, with a fixed seed for each cell. So a rate of 5 % is known to ± {error} % (one
 standard deviation). The second command only writes this page.
 
     python studies/calibration.py --jobs 2      # {minutes} minutes of processor time
@@ -320,13 +320,13 @@ of the null's standard deviation.
 
 ## The lower bound
 
-**What was asked.** How often does `epsilon_lower_bound` (method "simultaneous", 95 %) exceed the true ε? It may do so
+How often does `epsilon_lower_bound` (method "simultaneous", 95 %) exceed the true ε? It may do so
 in at most 5 % of runs (5.7 % with sampling error).
 
-**What was run.** Three laws of observed scores. One is normal. One is skewed: a normal plus an exponential. One is a
+Three laws of observed scores. One is normal. One is skewed: a normal plus an exponential. One is a
 mixture: half at one mean, half at three times that mean. The true ε is over all events, by quadrature.
 
-**What came out.** The share of runs in which the bound exceeds the true ε. The largest is {worst_bound}. With the
+The share of runs in which the bound exceeds the true ε. The largest is {worst_bound}. With the
 null in closed form:
 
 {closed}
@@ -336,27 +336,25 @@ threshold, so errors are much rarer than allowed:
 
 {two_sample}
 
-**What it means.** The bound held as often as it says, for each of the three laws.
+The bound held as often as it says, for each of the three laws.
 
 ### The paper's ε_lo
 
-**What was asked.** The same of the paper's ε_lo, in the same runs (normal law).
-
-**What came out.**
+The same of the paper's ε_lo, in the same runs (normal law).
 
 {paper}
 
-**What it means.** ε_lo is not a 95 % bound. [Why the paper's bound is not a bound](../explanation/paper-bound.md)
+ε_lo is not a 95 % bound. [Why the paper's bound is not a bound](../explanation/paper-bound.md)
 explains it.
 
 ### How large the bounds are
 
-**What was asked.** How much does each method show on average?
+How much does each method show on average?
 
-**What was run.** k = 1,000, normal law. "paper" and "clopper-pearson" are valid only at a single threshold and are
+k = 1,000, normal law. "paper" and "clopper-pearson" are valid only at a single threshold and are
 not bounds.
 
-**What came out.** With the null in closed form, δ = 341000^-1.1:
+With the null in closed form, δ = 341000^-1.1:
 
 {closed_means}
 
@@ -366,15 +364,15 @@ With two samples, first m = 1,000, then m = 10,000:
 
 {means_10000}
 
-**What it means.** Of the methods that are bounds, "simultaneous" shows most. A null in closed form, or more
+Of the methods that are bounds, "simultaneous" shows most. A null in closed form, or more
 unobserved canaries, raises it.
 
 ## The interval
 
-**What was asked.** How often does `epsilon_estimate(...).interval` (95 %) cover the true ε? At least 94 % is required
+How often does `epsilon_estimate(...).interval` (95 %) cover the true ε? At least 94 % is required
 everywhere.
 
-**What came out.** The share of runs at k = 300 / 1,000 / 5,000, by the ratio of the alternative's std to the null's
+The share of runs at k = 300 / 1,000 / 5,000, by the ratio of the alternative's std to the null's
 and by its mean. The lowest is {lowest_cover}.
 
 {covers}
@@ -391,19 +389,19 @@ With the null's std estimated from the d - k directions without a canary, d = 10
 
 {estimated}
 
-**What it means.** The interval covers the truth as often as it should, at the price of some width. The usual one does
+The interval covers the truth as often as it should, at the price of some width. The usual one does
 not.
 
 ## "auto"
 
-**What was asked.** `variance="auto"` chooses between the null's std and a fitted one. How large is its error relative
+`variance="auto"` chooses between the null's std and a fitted one. How large is its error relative
 to "fitted", the paper's choice? The ratio must be at most 0.7 if the stds are equal, and at most 1.7 otherwise.
 
-**What came out.** The ratio of root mean square errors, k = 1,000, δ = 341000^-1.1:
+The ratio of root mean square errors, k = 1,000, δ = 341000^-1.1:
 
 {auto}
 
-**What it means.** "auto" is clearly better where the stds are equal, as in an honest run. Elsewhere it loses a
+"auto" is clearly better where the stds are equal, as in an honest run. Elsewhere it loses a
 limited amount.
 """
 

@@ -204,10 +204,10 @@ def page(results: dict[str, Result], compared: Result) -> str:
 
 TEMPLATE = """# Every published estimator on the same scores
 
-**What was asked.** Many methods turn scores into an ε. Which of them exceed the true ε more often than they say? And
+Many methods turn scores into an ε. Which of them exceed the true ε more often than they say? And
 how close do the others come to it?
 
-**What was run.** Every method on the same simulated scores, whose true ε is known: {runs} runs per cell, with a fixed
+Every method on the same simulated scores, whose true ε is known: {runs} runs per cell, with a fixed
 seed for each cell. There are 1,000 observed and 1,000 unobserved scores, and δ = 1e-6. One mechanism is Gaussian, one
 is Laplace.
 
@@ -218,12 +218,12 @@ is Laplace.
 The second command only writes this page. The first and the last exit with 1 if a bar is missed or a package cannot be
 installed.
 
-**What came out.** The picture shows how often each method exceeds the true ε, and its mean value. The
+The picture shows how often each method exceeds the true ε, and its mean value. The
 [tables](#how-often-each-exceeds-the-true-ε) below have the numbers.
 
 ![How often each exceeds the true ε, and its mean value](estimators.png)
 
-**What it means.** A label "valid bound" is only valid under the assumptions of its row. The next section sorts the
+A label "valid bound" is only valid under the assumptions of its row. The next section sorts the
 methods by what they assume.
 
 To get this table for scores of your own:
@@ -285,13 +285,9 @@ Mean value over the same runs. The closer a bound comes to the true ε from belo
 
 {means}
 
-- **"null known"** means that the law of an unobserved score is known in closed form, as for cosines.
-- **Pillutla 2023** has the same number of scores, as 100 runs of 10 canaries on each side. Half of them choose the
-  threshold. The intervals are over runs, and so few runs show little.
-- **Jagielski 2023** has ten checkpoints. Scores drift between them, and each canary rises once, at a time unknown to
-  the attacker. The true ε is for an attacker who knows it.
-- **CANIFE 2022** has ten audited rounds with full participation and 100 scores on each side. Together they have the
-  true ε.
+**"null known"**: the law of an unobserved score is known in closed form, as for cosines. **Pillutla 2023** has the
+same number of scores, as 100 runs of 10 canaries on each side. **Jagielski 2023** has ten checkpoints, and **CANIFE
+2022** ten audited rounds with 100 scores on each side; the true ε is that of all together.
 
 ## The methods
 
@@ -304,53 +300,39 @@ Mean value over the same runs. The closer a bound comes to the true ε from belo
   The value is the lower end of a one-sided credible interval. A test worse than chance also counts as a leak, so the
   interval never reaches 0.
 - **Steinke 2023**, **Mahloujifar 2024**, **Xiang 2025**: one run, a fair coin for each canary, and the number of
-  correct guesses of the coins. If there are more unobserved than observed scores, the larger side is subsampled. "ROC
-  hull" corrects for the corners of the ROC curve's hull but not for finding them. With "fixed guesses", the number of
+  correct guesses of the coins. With "fixed guesses", the number of
   guesses is fixed in advance.
 - **Nasr 2023**: the two rates are converted to Gaussian differential privacy, μ = Φ⁻¹(1 − FPR) − Φ⁻¹(FNR), then to ε
   at δ. "All thresholds" uses coalmine's bounds, which hold simultaneously at every threshold.
 - **Agrawal 2026** ("Let's Ask Gauss"): one Gaussian is fitted to the observed scores and one to the unobserved
   scores. The two means get t intervals and the two stds χ² intervals, each at 98.75 %, so that all four hold at 95 %.
-  The value is the smallest ε of any pair of Gaussians in that box. The corners of the box are not enough: the
-  smallest ε is often where both stds are equal. The row relies on normal scores. The scores of a mechanism with
-  Poisson sampling, for example, are skewed, and for them it is not a bound. The ε of the fitted pair itself is the
-  row "paper's ε".
+  The value is the smallest ε of any pair of Gaussians in that box. It relies on normal scores, and those of a
+  mechanism with Poisson sampling are not.
 - **Pillutla 2023**: several canaries in each of several runs; Wilson intervals from moments of order 1, 2 and 4 of
   exchangeable outcomes.
 - **Jagielski 2023**: each canary's largest rise from one checkpoint to the next ("delta"), or its rise from the first
-  to the last ("back-front"). ε is computed as in Jagielski 2020. In a run's report, a checkpoint is the sum of all
-  releases so far. A score is the canary's product with it. The canaries are those of the report's strongest attacker.
-  The row says so, or states how many rounds were not observed. The audit's `all-iterates` rung is "delta" on cosines
-  instead of products.
-- **CANIFE 2022**: each audited round's ε gives a noise multiplier σ̂, and an accountant composes the rounds. A run's
-  report has no value for it. The log of an audit records which canaries were in a round, but not the probability of
-  Poisson sampling. A round may also have fewer than ten canaries. The row names the missing input.
+  to the last ("back-front"). ε is computed as in Jagielski 2020.
+- **CANIFE 2022**: each audited round's ε gives a noise multiplier σ̂, and an accountant composes the rounds.
 
 ## Against public packages
 
-**What was asked.** Do our versions of these methods give the same numbers as public packages?
+Do our versions of these methods give the same numbers as public packages?
 
-**What was run.** `python -m studies.literature_packages`. It gives {named}, in a separate environment, the same
+`python -m studies.literature_packages`. It gives {named}, in a separate environment, the same
 scores or the same counts of errors: {numbers} numbers.
-
-**What came out.**
 
 | coalmine | package | cases | largest difference | may differ by |
 | --- | --- | --- | --- | --- |
 {packages}
 
-jax-privacy solves for ε to 1e-6. privacy-estimates was run at 1e-3, with a probability to 5e-4. Jagielski 2020 and
-Nasr 2023 were evaluated at 95.0625 %. There coalmine lets two independent rates fail with 1 − √0.95 = 2.532 % each, 5
-% in total. The packages let them fail with 2.5 % each. jax-privacy corrects epsilon_from_gdp for every threshold on
-the ROC hull. Scores of 0 and 1 have three, so it was run at a significance of 0.15.
+The packages were run at their own precision, and at levels that match ours.
 
 At 10,000 normal quantiles (i + ½)/n on each side, δ = 1e-6, significance 0.05:
 
 {figures}
 
-**What it means.** Our numbers are those of the packages, to within their own precision. Neither package has Xiang
-2025, Agrawal 2026, Pillutla 2023, Jagielski 2023 or CANIFE. Nor do they have the rows "fixed guesses", "split" and
-"all thresholds" in this form. The tests compare these with brute force, quadrature, linear programming or simulation.
+Our numbers are those of the packages, to within their own precision. The tests compare
+what neither has with brute force, quadrature, linear programming or simulation.
 """
 
 

@@ -2,6 +2,7 @@
 
 import re
 import shlex
+import subprocess
 import tomllib
 from pathlib import Path
 
@@ -132,3 +133,36 @@ def test_the_readme_names_every_exit_code_of_a_verdict():
     page = (ROOT / "docs" / "reference" / "exit-codes.md").read_text()
     for code, word in (("1", "VIOLATION"), ("2", "bad input"), ("3", "UNDERPOWERED")):
         assert re.search(rf"^\| {code} \| {word}", page, flags=re.M)
+
+
+def test_the_action_and_the_hook_run_commands_that_exist():
+    """The action passes its inputs through the environment, so none is read as shell."""
+    action = yaml.safe_load((ROOT / "action.yml").read_text())
+    steps = action["runs"]["steps"]
+    script = "\n".join(step["run"] for step in steps)
+    assert "${{" not in script
+    used = {name for step in steps for name in re.findall(r"inputs\.(\w+)", str(step["env"]))}
+    assert used == set(action["inputs"])
+    for inputs in ({"FUNCTION": "a:b", "OPTIONS": "--aggregate mean"}, {"RUNS": "runs/a runs/b"}):
+        given = {
+            "EPSILON": "3",
+            "DELTA": "1e-5",
+            "DIM": "9",
+            "JUNIT": "x.xml",
+            "FUNCTION": "",
+            "OPTIONS": "",
+            "RUNS": "",
+        }
+        shell = "coalmine() { printf '%s\\n' coalmine \"$@\"; }\n" + steps[-1]["run"]
+        done = subprocess.run(["bash", "-euc", shell], env=given | inputs, capture_output=True, text=True, check=True)
+        parse(done.stdout.splitlines())
+    (hook,) = yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text())
+    page = (ROOT / "docs" / "how-to" / "ci.md").read_text()
+    example = next(block for block in re.findall(r"^```yaml\n(.*?)^```", page, flags=re.M | re.S) if "hooks" in block)
+    arguments = yaml.safe_load(example)[0]["hooks"][0]
+    assert arguments["id"] == hook["id"]
+    parse([*shlex.split(hook["entry"]), *map(str, arguments["args"])])
+    step = yaml.safe_load(
+        next(block for block in re.findall(r"^```yaml\n(.*?)^```", page, flags=re.M | re.S) if "with:" in block)
+    )
+    assert set(step[0]["with"]) <= set(action["inputs"])

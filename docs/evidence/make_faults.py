@@ -19,10 +19,10 @@ HERE = Path(__file__).parent
 BEGIN, END = "<!-- table -->", "<!-- end of table -->"
 HEAD = f"""# Faults, and what catches them
 
-**What was asked.** An auditor is only worth the faults that it was shown to catch. Does the audit catch each fault of
+An auditor is only worth the faults that it was shown to catch. Does the audit catch each fault of
 this page, and does it name the fault rightly?
 
-**What was run.** `coalmine selftest` puts each fault into a real training loop and lets the audit judge the claim.
+`coalmine selftest` puts each fault into a real training loop and lets the audit judge the claim.
 The loop trains on scikit-learn's digits: 200 clients, d = 9,610, ten rounds, 1,000 canaries, noise multiplier NOISE.
 The claim is the analytical ε, CLAIM at delta 1e-6. The real clients' part of a model delta is longer than its noise.
 
@@ -34,7 +34,7 @@ The loop has no branch for faults: each fault replaces one of its steps (`coalmi
 subspace runs for 30 rounds, because it shows only by comparing many of them. Two faults are there a second time, with
 canaries that cannot detect them. Nothing is raised there, and the reason is given.
 
-**What is counted.** A fault is *caught* if a rung or a gauge speaks against the claim and the verdict is not PASS.
+A fault is *caught* if a rung or a gauge speaks against the claim and the verdict is not PASS.
 There are two ways:
 
 * **VIOLATION**: the claim is refuted. A rung measured more than the claimed ε, or a gauge proves that too little
@@ -48,29 +48,28 @@ likely. `coalmine report` does the same.
 
 ## How often each is caught
 
-**What came out.**
-
 {BEGIN}
 {END}
 
 `signal` is the length of the real clients' part of a model delta over that of the claimed noise, the smallest of all
 rounds and runs.
 
-**What it means.** With `others`, the audit catches and names every fault that it can detect in at least 95 % of runs,
+With `others`, the audit catches and names every fault that it can detect in at least 95 % of runs,
 or the study fails. Without `others` it catches fewer. A signal that long hides the noise from the noise gauge and
 most of a canary from known-round. The gauges of the noise's law need `others` too. The difference gauge still detects
 missing noise here, because the signal is much the same from one round to the next.
 
 Faults that are not on this page may go unnoticed. [Limits](../explanation/limits.md) lists what an audit cannot see.
 
-## How to read the pictures
+## What each looks like
 
-Each section below shows one run. In its picture the ladder is on the left, with the claim as a vertical line. In the
-middle are the gauges of lengths: a grey bar is what an honest run keeps to. On the right are the gauges of the
-noise's law, each reading over its limit. Blue is in order, red is evidence of less noise, orange is a warning.
+One run of each (`coalmine selftest --fault NAME`; NAME is that of the picture). A picture has the ladder on the left,
+with the claim as a vertical line. In the middle are the gauges of lengths, beside what an honest run keeps to; on the
+right are those of the noise's law, each over its limit. Blue is in order, red is evidence of less noise, orange is a
+warning.
 
-The grid gauge is raised only if it lies over its limit and one spacing stands out. So it can lie right of 1 and be in
-order.
+| a fault and what it does | verdict | rungs and gauges that see it | named as likely | remedy | picture |
+|---|---|---|---|---|---|
 """
 COLOURS = {"ok": "#2166ac", "low": "#b2182b", "warning": "#d6604d"}
 
@@ -124,38 +123,20 @@ def _finish(ax: Axes, shown: list[GaugeResult], label: str) -> None:
     ax.set_xlabel(label)
 
 
-def section(fault: Fault, trial: Trial) -> str:
-    """The text of one fault."""
+def row(fault: Fault, trial: Trial) -> str:
+    """One fault's line of the table."""
     likely = [found.title for found in likely_faults(trial.result)]
-    return description(fault, trial.outcome, evidence(trial.result), likely)
+    return line(fault, trial.outcome, evidence(trial.result), likely)
 
 
-def description(fault: Fault, outcome: str, against: list[str], likely: list[str]) -> str:
-    """The text of one fault, from the verdict, what speaks against the claim, and the titles of likely faults."""
-    names = list(dict.fromkeys("layers gauge" if name.startswith("layer ") else name for name in against))
-    gauges = [name.removesuffix(" gauge") for name in names if name.endswith(" gauge")]
-    rungs = [name for name in names if not name.endswith(" gauge")]
-    items = {
-        "Verdict": outcome if against else f"{outcome}; nothing is raised",
-        "Cannot be detected": fault.reason,
-        "Rungs that refute the claim": ", ".join(rungs),
-        "Gauges outside their limits": ", ".join(gauges),
-        "Named as likely": "; ".join(likely),
-        "Remedy": fault.fix.removesuffix("."),
-    }
-    listed = "\n".join(f"- **{name}:** {value}." for name, value in items.items() if value)
-    alt = f"The ladder of adversaries and the gauges. Fault: {fault.title}"
-    return f"""
-## {fault.title[0].upper()}{fault.title[1:]}
-
-`coalmine selftest --fault {fault.name}`
-
-![{alt}](faults/{fault.name}.png)
-
-{fault.meaning}
-
-{listed}
-"""
+def line(fault: Fault, outcome: str, against: list[str], likely: list[str]) -> str:
+    """A fault, its verdict, what speaks against the claim, the titles of likely faults, and the remedy."""
+    names = list(
+        dict.fromkeys("layers" if name.startswith("layer ") else name.removesuffix(" gauge") for name in against)
+    )
+    found = ", ".join(names) or fault.reason or "nothing is raised"
+    cells = (f"{fault.title}: {fault.meaning}", outcome, found, "; ".join(likely) or "-", fault.fix)
+    return f"| {' | '.join(cells)} | [picture](faults/{fault.name}.png) |\n"
 
 
 def main() -> None:
@@ -170,7 +151,7 @@ def main() -> None:
         for fault in FAULTS:
             trial = try_fault(fault, 1)
             picture(trial).savefig(HERE / "faults" / f"{fault.name}.png", dpi=80, metadata={"Software": None})
-            text += section(fault, trial)
+            text += row(fault, trial)
     page.write_text(text.replace("CLAIM", f"{trial.claim:.2f}"))
 
 

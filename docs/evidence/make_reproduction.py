@@ -24,10 +24,10 @@ NAMES = ("table-2", *EXPERIMENTS)
 FILES = re.compile(rf"({'|'.join(NAMES)})(-small|-paper(-[0-9]+-examples)?)|table-2")  # what the page is made of
 HEAD = """# The paper, reproduced
 
-**What was asked.** *One-shot Empirical Privacy Estimation for Federated Learning* (Andrew et al., ICLR 2024) has many
+*One-shot Empirical Privacy Estimation for Federated Learning* (Andrew et al., ICLR 2024) has many
 tables and figures. Do we get the same numbers? Do its claims hold? A few experiments ask what the paper did not.
 
-**What was run.** One command for each table and figure, in a clone with the extras `simulation` and `report`:
+One command for each table and figure, in a clone with the extras `simulation` and `report`:
 
     python -m reproduction NAME --scale small                 a quick look, minutes on two cores
     python -m reproduction NAME --scale paper --plan          the runs at the paper's size, and how far they are
@@ -38,11 +38,11 @@ multipliers only. Experiments with the same `--out` share their runs. Each write
 a picture, and for each claim whether it holds. With `--rounds`, `--max-examples` or `--originals` the files are named
 after them too. This page is made of those files by `python -m docs.evidence.make_reproduction`.
 
-**What came out.** A *claim* is a statement of the paper, or of ours, that the numbers can refute:
+A *claim* is a statement of the paper, or of ours, that the numbers can refute:
 
 SUMMARY
 
-**What it means.** The sections below say it for each experiment. Other data stand in for the paper's, so mostly sizes
+The sections below say it for each experiment. Other data stand in for the paper's, so mostly sizes
 and directions can be compared, not numbers.
 
 ## What stands in for what
@@ -152,14 +152,13 @@ def _section(name: str) -> str:
     lines = [
         f"## {experiment.title}",
         "",
-        f"**What was asked.** {QUESTIONS[name]}",
+        f"{QUESTIONS[name]} {experiment.account.conclusion(found)}",
         "",
-        f"**What was run.** {_made_by(experiment, found, path)}",
+        _made_by(experiment, found, path),
         "",
     ]
     others = sorted(other for other in FOLDER.glob(f"{name}-paper-*.json") if FILES.fullmatch(other.stem))
     lines += [line for other in others for line in (_longer(other), "")]
-    lines += ["**What came out.**", ""]
     if experiment.account.draw is not None:
         picture = path.with_suffix(".png")
         save_figure(picture, experiment, found)
@@ -167,8 +166,8 @@ def _section(name: str) -> str:
     for table in experiment.account.tables(found):
         if table.rows:
             lines += [f"{table.title}:", "", markdown(table), ""]
-    lines += [f"**What it means.** {experiment.account.conclusion(found)}", ""]
-    lines += [f"- **{check.outcome}**: {check.claim} ({check.detail})" for check in experiment.account.checks(found)]
+    checks = tuple((check.outcome, check.claim, check.detail) for check in experiment.account.checks(found))
+    lines += [markdown(Table("", ("outcome", "claim", "numbers"), checks, left=3))]
     return "\n".join(lines) + "\n"
 
 

@@ -2,7 +2,7 @@
 
 import math
 import operator
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import Any, SupportsIndex
 
 import numpy as np
@@ -82,6 +82,16 @@ def one_number(name: str, value: Any) -> float:
     return float(array)
 
 
+def positive(name: str, value: Any) -> float:
+    """`value` as a float, rejected unless it is finite and above 0."""
+    return float(positive_array(name, one_number(name, value)))
+
+
+def nonnegative(name: str, value: Any) -> float:
+    """`value` as a float, rejected unless it is finite and at least 0."""
+    return float(nonnegative_array(name, one_number(name, value)))
+
+
 def whole_number(name: str, value: SupportsIndex | float, *, minimum: int) -> int:
     """`value` as an int, rejected unless it is a whole number of at least `minimum`."""
     try:
@@ -110,6 +120,36 @@ def same_shape(**arrays: Floats) -> tuple[Floats, ...]:
     except ValueError:
         shapes = ", ".join(f"{name} {array.shape}" for name, array in arrays.items())
         raise ValueError(f"shapes must broadcast against each other, got {shapes}") from None
+
+
+NEIGHBOURS = {  # words of Opacus, dp-accounting, jax_privacy and TensorFlow Privacy, and what they are called here
+    "sample_rate": ("sampling_probability", "sampling", "participation"),
+    "sampling_prob": ("sampling_probability", "sampling"),
+    "q": ("sampling_probability", "sampling"),
+    "steps": ("rounds", "steps"),
+    "num_steps": ("steps", "rounds"),
+    "epochs": ("rounds", "steps"),
+    "sigma": ("noise_multiplier", "noise_std"),
+    "noise_scale": ("noise_multiplier", "noise_std"),
+    "target_epsilon": ("claim", "epsilon"),
+    "target_delta": ("delta",),
+    "max_grad_norm": ("clip_norm",),
+    "l2_norm_clip": ("clip_norm",),
+    "l2_clip_norm": ("clip_norm",),
+    "num_canaries": ("canaries",),
+    "output": ("out",),
+}
+
+
+def neighbour(name: str, known: Iterable[str]) -> str | None:
+    """The name here of something that other libraries call `name`; None if nothing in `known` is it.
+
+    >>> neighbour("--target-epsilon", ["--claim", "--delta"]), neighbour("sample_rate", ["sampling_probability"])
+    ('--claim', 'sampling_probability')
+    """
+    words = {each.lstrip("-").replace("-", "_"): each for each in known}
+    meant = NEIGHBOURS.get(name.lstrip("-").replace("-", "_"), ())
+    return next((words[word] for word in meant if word in words), None)
 
 
 def short_repr(value: object) -> str:

@@ -5,7 +5,7 @@ from functools import wraps
 from pathlib import Path
 from typing import Any, Concatenate, Literal, NoReturn, ParamSpec, SupportsIndex, TypeVar
 
-from coalmine.argument_checks import one_number, positive_array, whole_number
+from coalmine.argument_checks import positive, whole_number
 from coalmine.audit_arguments import AuditArguments, Seed
 from coalmine.canaries.philox import key_from_seed
 from coalmine.canaries.secret import secret_seed
@@ -224,7 +224,7 @@ class Audit:
         self.scores = arguments.scores
         self.watch = ClaimWatch(settings, None if run.statement.claim is None else Claim.from_dict(run.statement.claim))
         self._writer = SingleWriterLock("the audit")
-        self._deferred, self._closed = arguments.deferred, False
+        self.deferred, self._closed = arguments.deferred, False
         self.finishes_in: str | None = None  # the framework whose integration finishes this audit
         self._recall_scores()
         if arguments.on_violation is not None:
@@ -310,7 +310,7 @@ class Audit:
         `like` is an array or tensor whose kind, dtype and device the sum takes. A sum cannot be clipped client by client:
         to audit the clipping itself, send each canary's `update` through it with scale 10.
         """
-        size = checked_clip_norm(clip_norm) * float(positive_array("scale", one_number("scale", scale)))
+        size = checked_clip_norm(clip_norm) * positive("scale", scale)
         indices = observed_indices(present, self.settings)
         if self._has_layout and like is not None:
             raise ValueError("like is for flat vectors: an audit made for a model returns updates like its parameters")
@@ -357,11 +357,11 @@ class Audit:
         except Exception as error:
             self.measurer.refuse(error)  # so that other ranks do not wait
             raise
-        model_delta, others = self.measurer.read(model_delta, others, own=self._deferred)
+        model_delta, others = self.measurer.read(model_delta, others, own=self.deferred)
         self.flush()
         order = self._log.state.observed + 1  # skipped rounds do not count; from the log, so it survives a restart
-        if self._deferred and not self.scores:
-            item = self.measurer.round_later(model_delta, others, facts, order, copy=copy)
+        if self.deferred and not self.scores:
+            item = self.measurer.round_later(model_delta, others, facts, order, copy=copy, then=self._log.prepare)
             if item is not None:
                 self._log.append_later(facts.number, item)
                 return

@@ -164,3 +164,28 @@ def test_a_junit_report_has_one_test_case(answer, function, failures):
     assert found["coalmine.verdict"] == {"noised": "PASS", "half": "VIOLATION", "laplace": "UNDERPOWERED"}[function]
     assert (case.find("failure") is not None) == (failures == "1")
     assert not list(Path.cwd().glob(".*.new"))
+
+
+def test_a_workflow_has_a_summary_and_the_function_annotated(answer, tmp_path, monkeypatch):
+    summary = tmp_path / "summary.md"
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(summary))
+    code, _, err = answer("mine:half", "--github")
+    assert code == 1
+    line = 1 + MODULE.splitlines().index("def half(updates):")
+    (annotation,) = [text for text in err.splitlines() if text.startswith("::")]
+    assert annotation.startswith(f"::error file=mine.py,line={line},title=VIOLATION::VIOLATION: mine:half in one call")
+    assert summary.read_text().startswith("### coalmine check\n\n❌ **mine:half**: VIOLATION: mine:half in one call")
+    assert "  next         Likely: " in summary.read_text()
+
+
+def test_a_summary_needs_a_workflow(answer, monkeypatch):
+    monkeypatch.delenv("GITHUB_STEP_SUMMARY", raising=False)
+    code, out, err = answer("mine:half", "--github")
+    assert (code, out) == (2, "")
+    assert "omit it elsewhere" in err
+
+
+@pytest.mark.parametrize(("word", "meant"), [("target-epsilon", "epsilon"), ("max_grad_norm", "clip-norm")])
+def test_words_of_other_libraries_name_the_option(answer, word, meant):
+    code, _, err = answer("mine:noised", f"--{word}", "3")
+    assert (code, err) == (2, f"coalmine: No such option '--{word}': here it is --{meant}.\n")

@@ -162,10 +162,10 @@ def test_the_help_of_run_has_the_choices_and_defaults_of_the_config():
         assert f"[default: {value}]" in text
 
 
-def test_there_are_15_commands_with_some_130_options():
+def test_there_are_16_commands_with_some_130_options():
     commands = list(every_command())
     options = [param for command in commands for param in command.params if isinstance(param, click.Option)]
-    assert len(commands) == 15
+    assert len(commands) == 16
     assert len(options) <= 135, "add a setting to a config file or to a function, not to a command"
 
 

@@ -88,6 +88,7 @@ def start(
     directory=None,
     observe=False,
     claim="quoted",
+    replay=True,
     **settings,
 ):
     """A trained optimizer with an unfinished audit, and the engine. `fault` changes the optimizer before the audit does.
@@ -112,6 +113,7 @@ def start(
         through_clip=through_clip,
         directory=directory,
         claim=claim,
+        replay=replay,
         **({"data_loader": loader} if observe else coin),
     )
     audit = optimizer.audit

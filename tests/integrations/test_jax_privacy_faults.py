@@ -153,7 +153,7 @@ def test_the_sum_of_the_examples_is_that_without_an_audit(through_clip):
     privatizer = gaussian(through_clip=through_clip, canaries=300)
     inner = noise_addition.gaussian_privatizer(stddev=1.0, prng_key=jax.random.key(7))
     state, own, model = privatizer.init(params), inner.init(params), privatizer.audit
-    rows = model.schedule.rows(EXAMPLES)
+    rows = model.core.schedule.rows(EXAMPLES)
     for _ in range(3):
         state = privatizer.next_step(state, rows[:5])
         alone = plain(params, features, labels)
@@ -167,7 +167,7 @@ def test_the_sum_of_the_examples_is_that_without_an_audit(through_clip):
             clipped_sum = clipped(privatizer.canary_loss(loss))(params, *padded, numbers)
         noised, state = privatizer.update(clipped_sum, state)
         expected, own = inner.update(alone, own)
-        canaries = model.updates(range(5), 1.0)
+        canaries = model.core.updates(range(5), 1.0)
         np.testing.assert_allclose(noised["w"] + canaries["w"], expected["w"], atol=2e-5)
         np.testing.assert_allclose(noised["b"][0] + canaries["b/0"], expected["b"][0], atol=2e-5)
 

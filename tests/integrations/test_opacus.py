@@ -4,6 +4,7 @@ import subprocess
 import sys
 from contextlib import nullcontext
 from pathlib import Path
+from threading import Event
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ torch = require("torch")
 require("opacus")
 from click.testing import CliRunner  # noqa: E402
 from opacus import PrivacyEngine  # noqa: E402
+from opacus.utils.batch_memory_manager import BatchMemoryManager  # noqa: E402
 from opacus_training import (  # noqa: E402
     WARNINGS,
     dimension,
@@ -36,6 +38,7 @@ from coalmine.integrations.opacus import audited, named_layers, unaudited  # noq
 from coalmine.integrations.opacus.gradients import OneProcess  # noqa: E402
 from coalmine.integrations.recorder import RunRecorder  # noqa: E402
 from coalmine.integrations.setup import refuse_result  # noqa: E402
+from coalmine.log.run_directory import RunDirectory  # noqa: E402
 from coalmine.verification import verify_run  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings(*WARNINGS)
@@ -434,8 +437,109 @@ def test_canaries_go_through_the_clip_by_default(monkeypatch):
     assert {item.scale for item in optimizer.audit.log.rounds()} == {10.0}
     assert received.items["clipping"].status == "checked"
     assert result.verdict.outcome == "PASS"
-    optimizer, _ = start(canaries=100, fault=forget_clip)
+    assert received.items["clipping"].detail.startswith("4 canaries of each step entered the optimizer's clip 10 times")
+    optimizer, _ = start(canaries=100, fault=forget_clip, learnable=False)
     assert optimizer.audit.finish().verdict.outcome == "VIOLATION"
+    optimizer, _ = start(canaries=100, fault=forget_clip)
+    assert optimizer.audit.finish().verdict.outcome != "PASS"
+
+
+def test_the_key_draws_the_few_canaries_that_the_optimizer_clips():
+    """The optimizer gets one more batch, of four rows in every step, and not the same ones; or of all of them."""
+
+    def batches(through_clip):
+        sizes, rows = [], []
+
+        def count(optimizer):
+            real = optimizer.clip_and_accumulate
+
+            def clip():
+                first = optimizer.params[0].grad_sample
+                sizes.append(len(first))
+                if len(first) < 50:
+                    rows.append(first.clone())
+                real()
+
+            optimizer.clip_and_accumulate = clip
+
+        start(canaries=12, examples=50, batch=50, steps=3, fault=count, through_clip=through_clip, replay=False)
+        return sizes, rows
+
+    sizes, few = batches(None)
+    assert sizes == [50, 4] * 3
+    assert batches(None)[1][0].equal(few[0])
+    assert not few[1].equal(few[0])
+    sizes, _ = batches("all")
+    assert sizes == [50, 12] * 3
+
+
+@pytest.mark.parametrize("physical", [None, 32])
+def test_a_step_measured_beside_the_training_has_the_same_log(physical):
+    """A thread sums the clipped examples, measures the round and encodes it; the log is the same bit for bit."""
+
+    def digest(deferred):
+        model, optimizer, loss, loader, _ = make(examples=200, batch=100)
+        settings = {"canaries": 50, "seed": b"tests only", "delta": 1e-5, "data_loader": loader, "deferred": deferred}
+        audited(optimizer, model, **settings)
+        assert optimizer.audit.core.deferred is (deferred is not False)
+        while optimizer.audit.last_round < 6:
+            if physical is None:
+                run_epoch(model, optimizer, loss, loader, optimizer.audit, 6)
+                continue
+            with BatchMemoryManager(
+                data_loader=loader, max_physical_batch_size=physical, optimizer=optimizer
+            ) as smaller:
+                run_epoch(model, optimizer, loss, smaller, optimizer.audit, 6)
+        return optimizer.audit.log.digest
+
+    assert digest(None) == digest(False)
+
+
+def test_gradients_overwritten_in_place_are_an_error():
+    """Their clipped sum is computed during the next step."""
+    model, optimizer, loss, loader, _ = make(examples=50, batch=50)
+    audited(optimizer, model, sampling_probability=1.0, canaries=20, seed=b"tests only", delta=1e-5)
+    for step in (1, 2):  # then every gradient is known not to be 0 always
+        run_epoch(model, optimizer, loss, loader, optimizer.audit, step)
+    optimizer.audit.flush()
+    worker = optimizer.audit.core.measurer._worker
+    busy = Event()
+    worker.submit(busy.wait)
+    run_epoch(model, optimizer, loss, loader, optimizer.audit, 3)
+    for p in optimizer.params:
+        p.grad_sample.mul_(2)
+    busy.set()
+    with pytest.raises(ValueError, match=r"were overwritten in place.*or pass audited\(deferred=False\)"):
+        optimizer.audit.flush()
+
+
+def test_a_checkpoint_of_the_optimizer_waits_for_the_log(tmp_path):
+    model, optimizer, loss, loader, _ = make(examples=50, batch=50)
+    settings = {"canaries": 20, "seed": b"tests only", "delta": 1e-5, "directory": tmp_path, "claim": 9.0}
+    audited(optimizer, model, sampling_probability=1.0, **settings)
+    for step in (1, 2, 3):
+        run_epoch(model, optimizer, loss, loader, optimizer.audit, step)
+        optimizer.state_dict()
+        assert RunDirectory(tmp_path).read_log().numbers == list(range(1, step + 1))
+
+
+def test_a_log_behind_its_checkpoint_is_refused(tmp_path):
+    """The accountant was restored after step 3, and the log has lost that step."""
+    model, optimizer, loss, loader, engine = make(examples=50, batch=50)
+    settings = {"canaries": 20, "seed": b"tests only", "delta": 1e-5, "directory": tmp_path, "claim": 9.0}
+    audited(optimizer, model, data_loader=loader, **settings)
+    for step in (1, 2, 3):
+        run_epoch(model, optimizer, loss, loader, optimizer.audit, step)
+    restored = engine.accountant.state_dict()
+    optimizer.audit.rewind_to(2)
+    optimizer.audit.close()
+    model, optimizer, loss, loader, engine = make(examples=50, batch=50)
+    engine.accountant.load_state_dict(restored)
+    audited(optimizer, model, data_loader=loader, **settings)
+    with pytest.raises(
+        RuntimeError, match=r"counted 3 steps before this one.*log ends with step 2: restart from a checkpoint"
+    ):
+        run_epoch(model, optimizer, loss, loader, optimizer.audit, 3)
 
 
 def test_canaries_behind_the_clip_do_not_check_clipping(monkeypatch):
@@ -639,7 +743,7 @@ def test_a_forgotten_clip_is_a_violation_if_canaries_go_through_it():
     _, result, _ = train(through_clip=True, canaries=100)
     assert result.verdict.outcome == "PASS"
     assert next(gauge for gauge in result.gauges if gauge.name == "residual").status == "ok"
-    _, result, _ = train(through_clip=True, canaries=100, fault=forget_clip)
+    _, result, _ = train(through_clip="all", canaries=100, fault=forget_clip)
     assert result.verdict.outcome == "VIOLATION"
 
 
@@ -652,9 +756,10 @@ def test_canaries_behind_the_clip_do_not_detect_a_forgotten_clip():
 def test_canaries_through_or_behind_a_correct_clip_give_the_same_result():
     settings = {"steps": 4, "examples": 200, "batch": 100, "sampling_probability": 0.5, "canaries": 50, "physical": 32}
     behind, _, _ = train(**settings)
-    through, _, _ = train(**settings, through_clip=True)
-    assert cosines(through) == pytest.approx(cosines(behind), abs=2e-5)
-    assert residual_cosines(through) == pytest.approx(residual_cosines(behind), abs=2e-5)
+    for through_clip in (True, "all"):
+        through, _, _ = train(**settings, through_clip=through_clip)
+        assert cosines(through) == pytest.approx(cosines(behind), abs=2e-5)
+        assert residual_cosines(through) == pytest.approx(residual_cosines(behind), abs=2e-5)
 
 
 def test_adaptive_clipping_is_judged_by_the_noise_of_its_gradients():
@@ -815,7 +920,7 @@ def test_the_example_passes_and_reports_the_accountants_epsilon(tmp_path, mode):
     assert result["accounted_epsilon"] < result["claimed_epsilon"] == 5.6 < result["most_exposed_epsilon"]
     assert f"epsilon {result['accounted_epsilon']:.3g} by the accountant" in done.stdout
     assert result["audited"]["sampler"]["status"] == "checked"
-    assert "gauge layer 0.weight:" in done.stdout
+    assert "layer 0.weight" in result["gauges"]["layers"]["statistics"]
     assert result["warnings"] == []
     assert result["rounds"] == len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 20
     check_analytical_epsilon(tmp_path, result)
@@ -840,15 +945,15 @@ def test_a_gradient_that_is_not_finite_names_its_step():
     run_epoch(model, optimizer, loss, loader, optimizer.audit, steps=2)
     with torch.no_grad():
         next(model.parameters()).fill_(float("nan"))
-    with pytest.raises(ValueError, match="the gradient of step 3, or of the one before it, is NaN or infinite"):
-        run_epoch(model, optimizer, loss, loader, optimizer.audit, steps=3)
+    with pytest.raises(ValueError, match="the gradient of step 4, or of the one before it, is NaN or infinite"):
+        run_epoch(model, optimizer, loss, loader, optimizer.audit, steps=4)
 
 
 def test_arguments_of_the_wrong_type_are_rejected():
     model, optimizer, _, loader, _ = make(examples=200, batch=50)
     with pytest.raises(TypeError, match="optimizer must be the one that make_private returned, got 5"):
         unaudited(5)
-    with pytest.raises(TypeError, match="through_clip must be True, False or None, got 'x'"):
+    with pytest.raises(TypeError, match="through_clip must be True, False, \"all\" or None, got 'x'"):
         audited(optimizer, model, data_loader=loader, through_clip="x", seed=b"tests only", delta=1e-5)
 
 

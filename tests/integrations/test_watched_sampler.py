@@ -320,7 +320,7 @@ def test_a_row_sampled_twice_counts_twice():
     weights = [50.0] * 4 + [1.0] * (ROWS - 4)
     for through_clip in (True, False):
         training = Training(poisson=False, sampler=WeightedRandomSampler(weights, ROWS), audit=False)
-        training.attach(canaries=100, through_clip=through_clip)
+        training.attach(canaries=100, through_clip=through_clip, deferred=False)
         real, sums = training.audit.core.observe_round, []
 
         def observe(number, delta, *, others, present, real=real, sums=sums, **facts):

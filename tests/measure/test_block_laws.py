@@ -13,6 +13,7 @@ from scipy import stats
 from scipy.special import log_ndtr, logsumexp
 
 from coalmine import Audit, mechanism_epsilon
+from coalmine.evidence.gaussian_gate import GaussianGate
 from coalmine.evidence.ladder import exact_bound, ladder, unit_null
 from coalmine.evidence.views import views
 from coalmine.measure.scale import block_scale
@@ -256,7 +257,7 @@ def coverage_run(layout, kind, seed, *, std, rounds=1, rung="known-round"):
             others = tree_of(3 * rng.normal(size=sum(blocks)), layers)
             release = release + flat(others)
         audit.observe_round(number, tree_of(release, layers), present=present, others=others, clip_norm=1.0)
-    row = make_row(next(s for s in ladder(audit.log, audit.settings) if s.rung == rung), audit.settings)
+    row = make_row(next(s for s in ladder(audit.log, audit.settings) if s.rung == rung), audit.settings, GaussianGate())
     truth = float(mechanism_epsilon(std, delta=DELTA))
     return row.estimate.interval.low <= truth <= row.estimate.interval.high, row.lower_bound <= truth
 

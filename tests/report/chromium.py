@@ -104,11 +104,12 @@ class Chromium:
         return answer["result"].get("value")
 
     def hover(self, selector: str) -> None:
-        self.evaluate(f"document.querySelector({json.dumps(selector)}).scrollIntoView({{block: 'center'}})")
-        self.evaluate("new Promise((done) => setTimeout(done, 50))")
+        """Scroll an element into view, wait until the page has been told of it, and move the mouse to its first line."""
+        found = f"document.querySelector({json.dumps(selector)})"
+        self.evaluate(f"{found}.scrollIntoView({{block: 'center'}})")
+        self.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
         box = self.evaluate(
-            f"(({{x, y, width, height}}) => [x + width / 2, y + height / 2])"
-            f"(document.querySelector({json.dumps(selector)}).getBoundingClientRect())"
+            f"(({{x, y, width, height}}) => [x + width / 2, y + height / 2])({found}.getClientRects()[0])"
         )
         self.call("Input.dispatchMouseEvent", type="mouseMoved", x=box[0], y=box[1])
 

@@ -45,7 +45,8 @@ def test_the_headline_is_the_number_behind_the_verdict(grouped):
     result = grouped.result
     assert result.headline.participations == 4
     value, detail = numbers(result)["measured ε"]
-    assert value == result.epsilon == top_row(result).epsilon
+    assert result.epsilon == top_row(result).epsilon
+    assert value == pytest.approx(result.epsilon, rel=0.1)  # with the digits that its interval carries
     assert detail == "by known-others 4×"
     assert numbers(result)["claimed ε"][0] == result.claim.epsilon
 
@@ -94,10 +95,12 @@ def test_each_attacker_has_one_row_and_the_rest_is_folded_away(grouped):
 
 def test_a_pooled_headline_replaces_its_rungs_row(grouped):
     pooled = {"rung": "known-others", "participations": 9, "epsilon": 7.25, "interval": [7.0, 8.0], "pooled": True}
+    pooled |= {"lower_bound_gaussian": 7.1, "interval_gaussian": [7.05, 7.5], "gaussian_withheld": None}
     result = changed(grouped.result, headline=pooled)
     row = table_rows(result)[-1]
     assert (row.rung, row.presentations, row.epsilon, row.interval) == ("known-others", 9, 7.25, (7.0, 8.0))
-    assert numbers(result)["measured ε"] == (7.25, "by known-others 9×, fitted to all canaries")
+    assert numbers(result)["measured ε"] == (7.2, "by known-others 9×, fitted to all canaries")
+    assert numbers(result)["bound if Gaussian"][0] == row.lower_bound_gaussian == 7.1
     assert sum(each.rung == "known-others" for each in secondary_rows(result)) == 4
     text = markdown([dataclasses.replace(grouped, result=result)])
     assert "| known-others 9×, pooled |" in text
@@ -108,6 +111,7 @@ def test_a_deciding_rung_is_shown_even_without_its_own_row(grouped):
     """Too few canaries for each number of presentations, but enough in total."""
     others = {name: entry for name, entry in grouped.result.to_dict()["adversaries"].items() if name != "known-others"}
     pooled = {"rung": "known-others", "participations": 4, "epsilon": 7.25, "interval": None, "pooled": True}
+    pooled |= {"lower_bound_gaussian": None, "interval_gaussian": None, "gaussian_withheld": "a reason"}
     result = changed(grouped.result, headline=pooled, adversaries=others)
     assert table_rows(result)[-1].rung == "known-others"
     assert rung_verdict(result, "known-others") == result.verdict.outcome

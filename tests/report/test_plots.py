@@ -16,6 +16,7 @@ from coalmine.evidence.views import views
 from coalmine.report import plots, read_run
 from coalmine.report.svg import needs_matplotlib, save_plot
 from coalmine.report.table_rows import all_rows, table_rows
+from coalmine.result.words import format_measured
 
 
 @pytest.fixture
@@ -57,7 +58,9 @@ def test_the_ladder_draws_one_line_for_each_attacker(ax, run):
     plots.ladder(ax, run.result)
     rows = table_rows(run.result)
     assert len({row.rung for row in rows}) == len(rows) < len(all_rows(run.result))
-    assert [label.get_text() for label in ax.get_yticklabels()] == [row.name for row in rows]
+    assert [label.get_text() for label in ax.get_yticklabels()] == [
+        f"{row.name}: {format_measured(row.epsilon, row.interval)[0]}" for row in rows
+    ]
     marks = [line for line in ax.lines if line.get_marker() == "o"]
     assert [line.get_xdata()[0] for line in marks] == [row.epsilon for row in rows]
     assert ax.get_xscale() == "linear"

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import stat
+from dataclasses import replace
 from pathlib import Path
 
 import jsonschema
@@ -600,3 +601,21 @@ def test_verify_needs_a_seed_or_a_statement(runs, command):
 def test_a_statement_names_the_version_that_wrote_it(runs):
     assert json.loads(statement_text(read_statement(runs["loop"]), "json"))["coalmine_version"] == __version__
     assert set(EVERY_ITEM) == {key for key in EVERY_ITEM if key.partition(".")[0] in SCHEMA["properties"]}
+
+
+@pytest.mark.parametrize(
+    ("outcome", "said"),
+    [
+        ("PASS", "found nothing that speaks against the promise"),
+        ("VIOLATION", "more is given away: nobody should rely on the promise"),
+        ("UNDERPOWERED", "could neither confirm nor refute the promise"),
+    ],
+)
+def test_the_first_paragraph_is_three_sentences_without_a_term_to_look_up(outcome, said):
+    golden = Path(__file__).parents[1] / "golden" / "reference"
+    statement = read_statement(golden / "simulated-clients")
+    text = replace(statement, outcome=outcome).for_signers
+    assert len(re.findall(r"[.](?: |$)", text)) == 3
+    assert said in text
+    assert not re.search(r"[εδμ]|epsilon|delta|rung|gauge|canar|noise|clip|amplif|known-", text)
+    assert statement_text(statement, "md").splitlines()[2].startswith("The promise about this model is that somebody")

@@ -155,8 +155,8 @@ def test_markdown_tables_have_equally_many_cells_in_every_line(tmp_path):
     (tmp_path / "table-2.json").write_text((ROOT / "docs/evidence/reproduction/table-2.json").read_text())
     blocks = itertools.groupby(make_page(tmp_path).splitlines(), key=lambda line: line.startswith("|"))
     tables = [list(lines) for is_table, lines in blocks if is_table]
-    summary, table_2, signal = (len(table) - 2 for table in tables)
-    assert (summary, table_2, signal) == (1 + len(command.EXPERIMENTS), 12, 6)
+    summary, table_2, signal, claims = (len(table) - 2 for table in tables)
+    assert (summary, table_2, signal, claims) == (1 + len(command.EXPERIMENTS), 12, 6, 1)
     assert all(len({line.count("|") for line in table}) == 1 for table in tables)
 
 

@@ -76,7 +76,7 @@ def trained(settings: RunConfig, *, plainly: bool):
     """The final model and the audit's rounds; `plainly` uses one stream and measures every round at once."""
     with runs.prepared(settings, None, None) as training:
         if plainly:
-            training.audit._deferred = False
+            training.audit.deferred = False
         state = training.initial_state()
         for _ in training.rounds(state):
             pass

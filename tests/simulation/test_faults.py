@@ -325,7 +325,8 @@ def test_a_flagged_gauge_is_outside_its_limits(trials, name):
 
 def test_the_page_has_a_row_and_a_plot_of_every_fault():
     page = (DOCS / "faults.md").read_text()
-    rows = [line.split(" | ")[:2] for line in page.splitlines() if line.startswith("| ")][1:]
+    table = page.partition("<!-- table -->")[2].partition("<!-- end")[0]
+    rows = [line.split(" | ")[:2] for line in table.splitlines() if line.startswith("| ")][1:]
     runs = rows[0][1]
     assert rows == [[f"| {fault.title}", runs] for fault in known.FAULTS]
     assert int(runs) >= 10

@@ -12,6 +12,7 @@ from scipy.stats import norm
 
 from coalmine import Audit, Claim, Poisson, amplified_epsilon, epsilon_lower_bound, mechanism_epsilon
 from coalmine.evidence.gauges.gauge_reader import GaugeReader
+from coalmine.evidence.gaussian_gate import GaussianGate
 from coalmine.evidence.ladder import Scores, exact_bound, unit_null
 from coalmine.evidence.views import read_log
 from coalmine.measure.settings import Settings
@@ -252,13 +253,13 @@ def test_a_bound_above_the_interval_withdraws_it_and_stays_as_it_is():
                 rung="known-others", observed=scores, unobserved=np.zeros(100), null=unit_null(settings),
                 null_dof=4_900.0, presentations=1, **bound,
             )  # fmt: skip
-            row = make_row(group, settings)
+            row = make_row(group, settings, GaussianGate())
             valid = epsilon_lower_bound(group.bounded, null=group.bound_null, delta=DELTA)
             assert row.lower_bound == valid
             told = [line for line in row.warnings if "the lower bound lies above the interval" in line]
             assert len(told) == (row.estimate.interval is None)
             assert row.estimate.interval is None or valid <= row.estimate.interval.high
-            headline = make_headline([group], settings, rung="known-others", participations=1)
+            headline = make_headline([group], settings, GaussianGate(), rung="known-others", participations=1)
             assert (headline.interval is None) == bool(told)
             withdrawn += len(told)
     assert 20 <= withdrawn <= 80  # some fit, some do not

@@ -123,7 +123,7 @@ def test_an_amplified_claim_is_not_about_known_rounds():
 @pytest.mark.full
 def test_an_amplified_claim_is_refuted_by_a_tenth_of_the_noise():
     found = verdict(train(signal=0.0, noise_multiplier=0.1, **SMALL), Claim(0.5, sampling=RandomAllocation(8)))
-    assert (found.outcome, found.leg) == ("VIOLATION", "noise")
+    assert (found.outcome, found.part) == ("VIOLATION", "noise")
 
 
 def test_groups_of_presentations_are_tested_jointly():

@@ -25,9 +25,19 @@ class KeptRows:
 
     def of(self, indices: Sequence[int]) -> Array:
         """Copies of the canaries at `indices`, as the rows of a matrix."""
+        return self._made(indices)[list(indices)]
+
+    def sum_of(self, indices: Sequence[int]) -> Array:
+        """The sum of the canaries at `indices`."""
+        rows, total = self._made(indices), np.zeros(self._dim, np.float32)
+        for index in indices:  # np.sum would copy the rows first
+            total += rows[index]
+        return total
+
+    def _made(self, indices: Sequence[int]) -> Array:
         assert self._rows is not None
         for index in indices:
             if not self._is_made[index]:
                 self._rows[index] = self._make([index], np.empty(0, np.float32))
                 self._is_made[index] = True
-        return self._rows[list(indices)]
+        return self._rows

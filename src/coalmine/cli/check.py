@@ -11,6 +11,7 @@ import click
 
 from coalmine.argument_checks import one_line
 from coalmine.cli.exit_codes import VERDICT_CODES
+from coalmine.cli.github import GITHUB, add_summary, annotate, source_of, summary_file
 from coalmine.cli.junit import Case, write_junit
 from coalmine.cli.options import COUNT, JSON, Command, Verbosity, argument, topic
 from coalmine.cli.output import print_json, print_lines, progress_of
@@ -94,6 +95,7 @@ Function = Callable[..., Any]
         metavar="FILE",
         help="File for a JUnit report with one test.",
     ),
+    GITHUB,
     JSON,
 )
 @click.pass_context
@@ -103,6 +105,7 @@ def check(
     function: str,
     as_json: bool,
     junit: Path | None,
+    github: bool,
     epsilon: float,
     delta: float,
     **options: Any,
@@ -115,16 +118,24 @@ def check(
     Exit codes: 0 PASS, 1 VIOLATION, 3 UNDERPOWERED, 2 bad input, also if the function fails.
     """
     verbosity = context.ensure_object(Verbosity)
-    release = _guarded(_load(function), function)
+    if github:
+        summary_file()  # before the check, which takes a while
+    loaded = _load(function)
+    release = _guarded(loaded, function)
     with progress_of("checking", hidden=verbosity.quiet) as progress:
         result = check_private(release, epsilon=epsilon, delta=delta, progress=progress, **options)
     assert result.verdict is not None
     if junit is not None:
         write_junit(junit, "coalmine check", [_junit_case(result, function)])
+    text = brief(result, subject=f"{function} in one call")
+    if github:
+        add_summary("coalmine check", {function: text})
+        file, line = source_of(loaded)
+        annotate(str(result.verdict.outcome), text.partition("\n")[0], file=file, line=line)
     if as_json:
         print_json(result.to_dict())
     else:
-        print_lines(brief(result, subject=f"{function} in one call"))
+        print_lines(text)
     return VERDICT_CODES[result.verdict.outcome]
 
 

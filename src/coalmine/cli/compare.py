@@ -159,7 +159,7 @@ def _plot(path: Path, directories: Sequence[Path]) -> None:
 def run_record(name: str, result: AuditResult) -> dict[str, Any]:
     """The compared entries of a run, for JSON and CSV; None for entries that a trainer did not write."""
     told, whole = result.trainer, result.to_dict()
-    kept = ("epsilon", "interval", "lower_bound", "verdict")
+    kept = ("epsilon", "interval", "lower_bound", "lower_bound_gaussian", "interval_gaussian", "verdict")
     return {
         "run": name,
         "task": told.task,

@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
+from rich.progress import BarColumn, DownloadColumn, TimeRemainingColumn, TransferSpeedColumn
 
 from coalmine.cli.options import DATA_DIR, JSON, Command, Verbosity, argument
-from coalmine.cli.output import PlainColumn, print_json, print_line, print_table, shows_bars
+from coalmine.cli.output import PlainColumn, bar, print_json, print_line, print_table
 from coalmine.data import DATASETS, Dataset, Fetched, data_folder, fetch
 from coalmine.data.fetch import Follower
 
@@ -106,19 +105,12 @@ def _entry(dataset: Dataset, folder: Path) -> dict[str, Any]:
 @contextmanager
 def _progress(*, hidden: bool) -> Iterator[Follower]:
     """Progress bars on stderr, one per file; shown in a terminal only."""
-    console = Console(stderr=True)
-    columns = (
-        PlainColumn("{task.description}"),
-        BarColumn(bar_width=20),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console, transient=True, disable=hidden or not shows_bars(console)) as bars:
+    columns = (BarColumn(bar_width=20), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    with bar(PlainColumn("{task.description}"), *columns, hidden=hidden) as bars:
 
         def follow(doing: str, name: str) -> Callable[[int, int | None], None]:
             logger.info("%s %s", doing, name)
-            bar = bars.add_task(f"{doing} {name}", total=None)
-            return lambda done, total: bars.update(bar, completed=done, total=total)
+            task = bars.add_task(f"{doing} {name}", total=None)
+            return lambda done, total: bars.update(task, completed=done, total=total)
 
         yield follow

@@ -214,12 +214,16 @@ def _dilution_note(observed: Floats, dim: int) -> tuple[str, ...]:
 def _print(result: ScoresEstimate) -> None:
     found, level = result.estimate, f"{result.confidence * 100:g} %"
     assert found.interval is not None
-    bound = f"lower bound, {level}"
+    bound = f"lower bound for any law, {level}"
+    gaussian = result.gaussian
+    normal = math.nan if gaussian.lower_bound is None else gaussian.lower_bound
     if result.method != "simultaneous":
         bound += f", {result.method}" + " (not a bound)" * (result.method in POINTWISE)
     rows = [
         ["estimate", shown_number(found.epsilon)],
         [f"interval, {level}", f"{shown_number(found.interval.low)} … {shown_number(found.interval.high)}"],
+        [f"lower bound if scores are normal, {level}", shown_number(normal)],
+        [f"interval if scores are normal, {level}", _ends(gaussian.interval)],
         [bound, shown_number(result.lower_bound)],
         ["largest attainable lower bound", shown_number(result.ceiling)],
         ["noise floor: half of all estimates when nothing leaks", f"≤ {shown_number(found.floor.median)}"],
@@ -231,6 +235,10 @@ def _print(result: ScoresEstimate) -> None:
     print_table(["", "epsilon"], rows, title=title)
     for line in _lines(result):
         click.echo(line)
+
+
+def _ends(interval: tuple[float, float] | None) -> str:
+    return "-" if interval is None else f"{shown_number(interval[0])} … {shown_number(interval[1])}"
 
 
 def _every_row(result: ScoresEstimate) -> tuple[LiteratureRow, ...]:
@@ -270,6 +278,7 @@ def _lines(result: ScoresEstimate) -> list[str]:
         f"scores: mean {shown_number(mean)} and std {shown_number(found.std / found.null_std)} in units of the null's std",
         f"variance: {found.variance.used} ({found.variance.reason})",
         f"Anderson-Darling: {shown_number(normality.statistic)}, p = {normality.p_value:.2g}",
+        *([f"not offered if scores are normal: {result.gaussian.withheld}"] if result.gaussian.withheld else []),
         *(f"note: {warning}" for warning in result.warnings),
     ]
     if result.claim is not None and result.verdict is not None:

@@ -13,6 +13,7 @@ from coalmine.cli.estimate import estimate
 from coalmine.cli.options import Commands
 from coalmine.cli.plan import plan
 from coalmine.cli.program import SETTINGS, run_program, start_log
+from coalmine.cli.replay import replay
 from coalmine.cli.report import report
 from coalmine.cli.run import run
 from coalmine.cli.selftest import selftest
@@ -25,7 +26,7 @@ from coalmine.version import __version__
 
 TOPICS = {
     "Train and audit": (run, watch, sweep, check, data),
-    "Read finished audits": (report, statement, compare, verdict, verify),
+    "Read finished audits": (report, statement, compare, verdict, verify, replay),
     "Plan and compute": (plan, estimate, epsilon),
     "Set up and check coalmine": (seed, selftest),
 }

@@ -10,6 +10,8 @@ from typing import Any, TypeVar
 
 import click
 
+from coalmine.argument_checks import neighbour
+
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 MOST_DIGITS = 24
 LEVELS = (logging.WARNING, logging.INFO, logging.DEBUG)  # by the number of -v
@@ -75,6 +77,17 @@ class Command(click.Command):
     def __init__(self, *arguments: Any, **attributes: Any) -> None:
         super().__init__(*arguments, **attributes)
         self.params += [_verbose(), _quiet()]
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the arguments; for an unknown option, name the one that other libraries call so."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            known = [option for param in self.params for option in param.opts if option.startswith("--")]
+            meant = neighbour(error.option_name, known)
+            if meant is None:
+                raise
+            raise click.UsageError(f"No such option {error.option_name!r}: here it is {meant}.", error.ctx) from None
 
     def format_arguments(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Do nothing: format_options lists the arguments in every version of click."""

@@ -1,20 +1,20 @@
 """Printing: tables for people, JSON for programs, progress bars."""
 
+import itertools
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, Literal
 
 import click
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, Task, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
-from coalmine.argument_checks import Floats, one_line, printable
-from coalmine.log.files import json_ready, write_atomically
+from coalmine.argument_checks import one_line, printable
+from coalmine.log.files import json_ready
 from coalmine.result.audit_result import AuditResult
 
 
@@ -91,19 +91,6 @@ def shown_number(value: float, digits: int = 4) -> str:
     return "inf" if math.isinf(value) else "-" if math.isnan(value) else f"{value:.{digits}g}"
 
 
-def shown_spread(values: Floats, digits: int = 2) -> str:
-    """Mean ± standard deviation; for one value, the value."""
-    if values.size == 1:
-        return f"{values.mean():.{digits}f}"
-    return f"{values.mean():.{digits}f} ± {values.std():.{digits}f}"
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Write `value` as JSON to a file atomically."""
-    text = json.dumps(json_ready(value), indent=2, allow_nan=False) + "\n"
-    write_atomically(path, text.encode())
-
-
 def shows_bars(console: Console) -> bool:
     """Whether progress bars are shown: in a terminal, unless NO_COLOR is set."""
     return console.is_terminal and not console.no_color
@@ -120,20 +107,25 @@ class PlainColumn(TextColumn):
 
 
 @contextmanager
-def progress_bar(label: str, *, total: int, hidden: bool = False) -> Iterator[Callable[[], None]]:
-    """A progress bar on stderr that the yielded function advances by one; shown in a terminal only."""
+def bar(*columns: ProgressColumn, hidden: bool) -> Iterator[Progress]:
+    """A progress line on stderr; shown in a terminal only."""
     console = Console(stderr=True)
-    columns = (PlainColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True, disable=hidden or not shows_bars(console)) as progress:
-        task = progress.add_task(label, total=total)
-        yield lambda: progress.advance(task)
+        yield progress
 
 
 @contextmanager
-def progress_of(label: str, *, hidden: bool = False) -> Iterator[Callable[[int, int], None]]:
+def progress_of(label: str, *, total: int | None = None, hidden: bool = False) -> Iterator[Callable[[int, int], None]]:
     """A progress bar on stderr that the yielded function sets to a number of a total; shown in a terminal only."""
-    console = Console(stderr=True)
     columns = (PlainColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=hidden or not shows_bars(console)) as progress:
-        task = progress.add_task(label, total=None)
+    with bar(*columns, hidden=hidden) as progress:
+        task = progress.add_task(label, total=total)
         yield lambda done, total: progress.update(task, completed=done, total=total)
+
+
+@contextmanager
+def progress_bar(label: str, *, total: int, hidden: bool = False) -> Iterator[Callable[[], None]]:
+    """A progress bar on stderr that the yielded function advances by one; shown in a terminal only."""
+    done = itertools.count(1)
+    with progress_of(label, total=total, hidden=hidden) as update:
+        yield lambda: update(next(done), total)

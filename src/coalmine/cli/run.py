@@ -9,15 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
-from rich.console import Console
 from rich.progress import BarColumn
-from rich.progress import Progress as Bar
 
 from coalmine.argument_checks import short_repr
 from coalmine.cli.exit_codes import VERDICT_CODES
 from coalmine.cli.interruption import resumable
 from coalmine.cli.options import COUNT, DETAILS, JSON, Command, Verbosity, topic
-from coalmine.cli.output import PlainColumn, print_error, print_result, shown_number, shows_bars
+from coalmine.cli.output import PlainColumn, bar, print_error, print_result, shown_number
 from coalmine.cli.run_settings import SET, changes_of, setting
 from coalmine.log.run_directory import RunDirectory
 from coalmine.report import write_report
@@ -294,10 +292,9 @@ def training_extra() -> Iterator[None]:
 @contextmanager
 def live_progress(rounds: int, *, hidden: bool) -> Iterator["Callable[[Progress], None]"]:
     """A progress line on stderr, with the analytical epsilon so far; shown in a terminal only."""
-    console = Console(stderr=True)
     columns = (PlainColumn("{task.description}"), BarColumn(bar_width=10))  # short, for terminals with 80 columns
-    with Bar(*columns, console=console, transient=True, disable=hidden or not shows_bars(console)) as bar:
-        task = bar.add_task("starting", total=rounds)
+    with bar(*columns, hidden=hidden) as shown:
+        task = shown.add_task("starting", total=rounds)
 
         def follow(progress: "Progress") -> None:
             accuracy = "-" if progress.accuracy is None else f"{progress.accuracy:.1%}"
@@ -305,7 +302,7 @@ def live_progress(rounds: int, *, hidden: bool) -> Iterator["Callable[[Progress]
                 f"round {progress.report.round_number}/{rounds}  accuracy {accuracy}  clip {progress.report.clip_norm:.3g}  "
                 f"ε {shown_number(progress.epsilon, 3)}  {progress.seconds_left:.0f} s left"
             )
-            bar.update(task, completed=progress.report.round_number, description=text)
+            shown.update(task, completed=progress.report.round_number, description=text)
 
         yield follow
 

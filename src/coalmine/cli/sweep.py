@@ -8,16 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from rich.console import Console
 from rich.progress import BarColumn
-from rich.progress import Progress as Bar
 
 from coalmine.cli.compare import print_results, run_record
 from coalmine.cli.exit_codes import BAD_INPUT, VERDICT_CODES
 from coalmine.cli.interruption import resumable
 from coalmine.cli.named_runs import read_result
 from coalmine.cli.options import JSON, Command, Verbosity, argument
-from coalmine.cli.output import PlainColumn, print_error, print_json, print_line, shows_bars
+from coalmine.cli.output import PlainColumn, bar, print_error, print_json, print_line
 from coalmine.cli.run import FILE, training_extra
 from coalmine.log.run_directory import runs_in
 from coalmine.result.audit_result import AuditResult
@@ -129,13 +127,11 @@ def _worst_verdict(results: dict[str, AuditResult]) -> int:
 @contextmanager
 def _bar(*, hidden: bool) -> Iterator["Callable[[SweepProgress], None]"]:
     """A progress line on stderr: finished runs, the latest round, time left; shown in a terminal only."""
-    console = Console(stderr=True)
-    columns = (BarColumn(bar_width=10), PlainColumn("{task.description}"))
-    with Bar(*columns, console=console, transient=True, disable=hidden or not shows_bars(console)) as bar:
-        task = bar.add_task("starting", total=None)
+    with bar(BarColumn(bar_width=10), PlainColumn("{task.description}"), hidden=hidden) as shown:
+        task = shown.add_task("starting", total=None)
 
         def follow(seen: "SweepProgress") -> None:
-            bar.update(task, total=seen.runs, completed=seen.done + seen.failed, description=_described(seen))
+            shown.update(task, total=seen.runs, completed=seen.done + seen.failed, description=_described(seen))
 
         yield follow
 

@@ -9,6 +9,7 @@ import click
 
 from coalmine.argument_checks import one_line, one_number
 from coalmine.cli.exit_codes import BAD_INPUT, VERDICT_CODES
+from coalmine.cli.github import GITHUB, add_summary, annotate, summary_file
 from coalmine.cli.junit import Case, write_junit
 from coalmine.cli.named_runs import find_runs, how_to_finish, is_finished, print_notes, print_problems, read_result
 from coalmine.cli.options import Command, run_directories
@@ -41,6 +42,11 @@ class RunVerdict:
     reason: str | None = None
     error: str | None = None
 
+    @property
+    def line(self) -> str:
+        """The verdict, or that there is none, and the reason in few words."""
+        return f"{self.verdict or 'NO VERDICT'}: {self.error or self.summary or self.reason}"
+
 
 @click.command(cls=Command)
 @run_directories()
@@ -56,8 +62,11 @@ class RunVerdict:
     metavar="FILE",
     help="File for a JUnit report with one test for each run.",
 )
+@GITHUB
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of lines.")
-def verdict(directories: tuple[Path, ...], max_epsilon: float | None, junit: Path | None, as_json: bool) -> int:
+def verdict(
+    directories: tuple[Path, ...], max_epsilon: float | None, junit: Path | None, github: bool, as_json: bool
+) -> int:
     """Print the verdict of each run.
 
     The exit code is that of the worst verdict: 0 if every run is PASS, 1 if any is VIOLATION, 3 if any is UNDERPOWERED
@@ -70,11 +79,17 @@ def verdict(directories: tuple[Path, ...], max_epsilon: float | None, junit: Pat
     """
     if max_epsilon is not None:
         Claim(one_number("--max-epsilon", max_epsilon))  # one line, before any run is read
+    if github:
+        summary_file()  # before any run is judged
     named = find_runs(directories)
     found = [read_verdict(run, max_epsilon) for run in named.runs]
     found += [RunVerdict(run=str(path), error=line) for path, line in named.problems.items()]
     if junit is not None:
         write_junit(junit, "coalmine verdict", [_junit_case(each) for each in found])
+    if github:
+        add_summary("coalmine verdict", {each.run: each.line for each in found})
+        for each in found:
+            annotate(each.verdict or "no verdict", f"{each.run}: {each.line}")
     if as_json:
         print_json([asdict(each) for each in found])
     else:

@@ -20,6 +20,7 @@ from coalmine.argument_checks import (
     Floats,
     WrongTypeError,
     finite_array,
+    nonnegative,
     nonnegative_array,
     one_number,
     short_repr,
@@ -266,7 +267,7 @@ def correlated_epsilon(
     """
     if not isinstance(noise, TreeNoise | BandedNoise):
         raise WrongTypeError(f"noise must be a TreeNoise or a BandedNoise, got {short_repr(noise)}")
-    multiplier = float(nonnegative_array("noise_multiplier", one_number("noise_multiplier", noise_multiplier)))
+    multiplier = nonnegative("noise_multiplier", noise_multiplier)
     strength = noise.worst_strength(participations, separation)
     return float(mechanism_epsilon(multiplier / math.sqrt(strength), delta=delta))
 

@@ -12,9 +12,9 @@ from coalmine.argument_checks import (
     Floats,
     delta_array,
     finite_array,
-    nonnegative_array,
+    nonnegative,
     one_number,
-    positive_array,
+    positive,
     whole_number,
 )
 from coalmine.canaries import RotatedCanaries, SphereCanaries
@@ -81,13 +81,13 @@ def audit_gaussian_mechanism(
     >>> round(audit.analytical, 1), round(float(audit.null.mean()), 1)
     (10.0, 10.0)
     """
-    noise = float(positive_array("noise_multiplier", one_number("noise_multiplier", noise_multiplier)))
+    noise = positive("noise_multiplier", noise_multiplier)
     dim, runs = whole_number("dim", dim, minimum=2), whole_number("runs", runs, minimum=1)
     if runs > MOST_RUNS:
         raise ValueError(f"runs must be at most {MOST_RUNS:,}, got {runs:,}")
     count, seed = whole_number("canaries", canaries, minimum=FEWEST), whole_number("seed", seed, minimum=0)
     delta = float(delta_array(one_number("delta", delta)))
-    norm = float(nonnegative_array("signal_norm", one_number("signal_norm", signal_norm)))
+    norm = nonnegative("signal_norm", signal_norm)
     _check_sizes(dim, count, {"signal_norm": norm, "noise_multiplier": noise})
     if kind not in ("rotated", "sphere"):
         raise ValueError(f"kind must be 'rotated' or 'sphere', got {kind!r}")

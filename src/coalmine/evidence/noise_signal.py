@@ -61,19 +61,26 @@ class NoiseSignal:
     def interval(self, confidence: float) -> tuple[float, float]:
         """The confidence interval of 1/z, at least 0."""
         tail = (1 - confidence) / 2
+        return self.lower_limit(1 - tail), max(self._end(1 - tail), 0.0)
+
+    def lower_limit(self, confidence: float) -> float:
+        """The lower confidence limit of 1/z, at least 0: the smallest value that the test of the mean does not reject."""
+        return max(self._end(1 - confidence), 0.0)
+
+    def _end(self, level: float) -> float:
+        """The 1/z at which the p-value, which grows with it, is `level`."""
         reach = 12 * math.sqrt(1 / self.weight + self.beta**2 / (2 * self.dof))
-
-        def end(level: float) -> float:
-            low, high = self.beta - reach, self.beta + reach
-            return float(brentq(lambda beta: self.p_value(beta) - level, low, high, xtol=1e-9 * max(reach, 1e-9)))
-
-        return max(end(tail), 0.0), max(end(1 - tail), 0.0)
+        low, high = self.beta - reach, self.beta + reach
+        while self.p_value(high) < level:  # with few degrees of freedom the upper end is far away
+            high += reach
+        return float(brentq(lambda beta: self.p_value(beta) - level, low, high, xtol=1e-9 * max(reach, 1e-9)))
 
     def spread(self, groups: list[Scores]) -> tuple[float, float]:
         """The scores' standard deviation about β√R, and its limit if all canaries contribute equally."""
         square = sum(float(np.sum((s.observed - self.beta * math.sqrt(s.exposure)) ** 2)) for s in groups)
         count = max(sum(s.observed.size for s in groups) - 1, 1)
-        limit = math.sqrt(_f_quantile(count, self.dof, EVEN_LEVEL) * self.round_dof / max(self.round_dof - 2, 0.5))
+        heavier = 1.0 if math.isinf(self.round_dof) else self.round_dof / max(self.round_dof - 2, 0.5)
+        limit = math.sqrt(_f_quantile(count, self.dof, EVEN_LEVEL) * heavier)
         return math.sqrt(square / count), limit
 
 

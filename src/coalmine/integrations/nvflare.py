@@ -26,13 +26,13 @@ try:
 except ImportError as error:
     raise ImportError("auditing NVFlare needs: pip install 'coalmine[nvflare]'") from error
 
-from coalmine.argument_checks import short_repr
+from coalmine.argument_checks import nonnegative, positive, short_repr
 from coalmine.audit import Audit, Seed
 from coalmine.canaries import RotatedCanaries
 from coalmine.integrations.claims import seen_accounting
 from coalmine.integrations.framework_audit import FrameworkAudit
 from coalmine.integrations.recorder import FinishedRun, Trainer
-from coalmine.integrations.setup import full_claim, nonnegative, positive, refuse_result, watch_noise
+from coalmine.integrations.setup import full_claim, refuse_result, watch_noise
 from coalmine.log.seed_file import read_seed
 from coalmine.result.audit_result import AuditResult
 from coalmine.verdict.alarm import ViolationError

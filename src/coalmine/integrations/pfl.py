@@ -20,7 +20,7 @@ try:
 except ImportError as error:
     raise ImportError("auditing pfl needs an environment of its own with: pip install 'coalmine[pfl]'") from error
 
-from coalmine.argument_checks import short_repr
+from coalmine.argument_checks import nonnegative, positive, short_repr
 from coalmine.audit import Audit
 from coalmine.integrations.claims import seen_accounting
 from coalmine.integrations.framework_audit import FrameworkAudit, tensors_item
@@ -29,8 +29,6 @@ from coalmine.integrations.setup import (
     CLIP_SCALE,
     AuditSettings,
     followed,
-    nonnegative,
-    positive,
     set_up_audit,
     watch_noise,
 )

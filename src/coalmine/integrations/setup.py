@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
-from coalmine.argument_checks import nonnegative_array, one_number, positive_array, short_repr
+from coalmine.argument_checks import neighbour, one_number, short_repr
 from coalmine.audit import Audit, OnViolation, Seed
 from coalmine.estimators.mechanism import mechanism_epsilon
 from coalmine.integrations.follower import Dashboards, Progress
@@ -15,16 +15,6 @@ from coalmine.log.seed_file import read_seed
 from coalmine.verdict.claim import Claim
 
 CLIP_SCALE = 10.0  # length of a canary in clip norms, before a clip
-
-
-def positive(name: str, value: float) -> float:
-    """`value` as a float, rejected unless it is finite and above 0."""
-    return float(positive_array(name, one_number(name, value)))
-
-
-def nonnegative(name: str, value: float) -> float:
-    """`value` as a float, rejected unless it is finite and at least 0."""
-    return float(nonnegative_array(name, one_number(name, value)))
 
 
 class AuditSettings(TypedDict, total=False):
@@ -132,7 +122,10 @@ def _provided_settings(**settings: Unpack[AuditSettings]) -> dict[str, Any]:
     }
     unknown = provided.keys() - AuditSettings.__annotations__.keys()
     if unknown:
-        raise TypeError(f"audited() got an unexpected keyword argument {min(unknown)!r}")
+        name = min(unknown)
+        meant = neighbour(name, (*AuditSettings.__annotations__, "sampling_probability"))
+        hint = f": here it is {meant}" if meant else ""
+        raise TypeError(f"audited() got an unexpected keyword argument {name!r}{hint}")
     return provided
 
 

@@ -25,6 +25,7 @@ except ImportError as error:
 
 from coalmine.argument_checks import short_repr
 from coalmine.integrations import opacus
+from coalmine.integrations.opacus.options import ThroughClip
 from coalmine.integrations.setup import AuditSettings
 from coalmine.result.audit_result import AuditResult
 from coalmine.result.other_rank import ResultOnRank0
@@ -38,7 +39,7 @@ NO_GHOST_LOSS = (
 
 
 def audited(
-    *, scale: float | None = None, through_clip: bool | None = None, **settings: Unpack[AuditSettings]
+    *, scale: float | None = None, through_clip: ThroughClip = None, **settings: Unpack[AuditSettings]
 ) -> "AuditCallback":
     """A callback for a Trainer whose model, optimizer and data loader `make_private` returned.
 
@@ -55,7 +56,7 @@ class AuditCallback(TrainerCallback):  # type: ignore[misc]  # transformers is n
     """Audits a Trainer: puts canaries into its steps, and clears per-example gradients after each step."""
 
     def __init__(
-        self, *, scale: float | None = None, through_clip: bool | None = None, **settings: Unpack[AuditSettings]
+        self, *, scale: float | None = None, through_clip: ThroughClip = None, **settings: Unpack[AuditSettings]
     ) -> None:
         unknown = [name for name in settings if name not in AuditSettings.__annotations__]
         if unknown:

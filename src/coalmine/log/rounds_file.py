@@ -88,6 +88,7 @@ class RoundLog:
         self._skipped = 0  # rounds among the entries
         self._digests: list[bytes] = []
         self._end = len(MAGIC)
+        self._prepared: tuple[Round, tuple[bytes, bytes]] | None = None  # the next round, already encoded
         self._handle = _temporary_file() if path is None else _named_file(path, read_only)
         self._read_back()
 
@@ -143,6 +144,10 @@ class RoundLog:
         """Every record in order, including skipped rounds and the final model."""
         for kind, item, _, _ in scan_records(_Reader(self._open_handle()), self._end, self._path):
             yield kind, item
+
+    def prepare(self, item: Round) -> None:
+        """Check and encode a round that `append` will get; any thread may do it, for one round at a time."""
+        self._prepared = (item, checked_parts("round", item))
 
     def append(self, item: Round) -> None:
         self._write("round", item)
@@ -202,11 +207,9 @@ class RoundLog:
             raise ValueError(f"the log {self._path} is open for reading only")
         with self._writer:
             handle = self._open_handle()
-            check_types(item)  # a record that cannot be read again must not be written
-            check_values(item)
-            if isinstance(item, TrainerRecord):
-                check_depth(item.values)
-            data, digest = encode(kind, item, self._digests[-1] if self._digests else b"")
+            prepared, self._prepared = self._prepared, None
+            parts = prepared[1] if prepared is not None and prepared[0] is item else checked_parts(kind, item)
+            data, digest = framed(*parts, self._digests[-1] if self._digests else b"")
             try:
                 write_at(handle, data, self._end)
             except OSError as error:
@@ -281,6 +284,19 @@ class _Reader:
 
 def encode(kind: str, item: Round | Final | TrainerRecord, previous: bytes) -> tuple[bytes, bytes]:
     """A record as bytes, and its digest, chained to the `previous` one."""
+    return framed(*_parts(kind, item), previous)
+
+
+def checked_parts(kind: str, item: Round | Final | TrainerRecord) -> tuple[bytes, bytes]:
+    """The header and the arrays of a record, or an error: a record that cannot be read again must not be written."""
+    check_types(item)
+    check_values(item)
+    if isinstance(item, TrainerRecord):
+        check_depth(item.values)
+    return _parts(kind, item)
+
+
+def _parts(kind: str, item: Round | Final | TrainerRecord) -> tuple[bytes, bytes]:
     header: dict[str, Any] = {"kind": kind, "arrays": []}
     body = []
     for name, value in _flat(item):
@@ -290,7 +306,11 @@ def encode(kind: str, item: Round | Final | TrainerRecord, previous: bytes) -> t
             body.append(plain.tobytes())
         else:
             header[name] = value
-    head, arrays = json.dumps(header, separators=(",", ":")).encode(), b"".join(body)
+    return json.dumps(header, separators=(",", ":")).encode(), b"".join(body)
+
+
+def framed(head: bytes, arrays: bytes, previous: bytes) -> tuple[bytes, bytes]:
+    """A record's header and arrays as it is written, and its digest, chained to the `previous` one."""
     digest = _chained(previous, head, arrays)
     return TAG + LENGTHS.pack(len(head), len(arrays)) + head + arrays + digest, digest
 
@@ -313,7 +333,7 @@ def _flat(item: Round | Final | TrainerRecord) -> Iterator[tuple[str, Any]]:
 
 
 def decode(head: bytes, body: bytes) -> tuple[str, Round | Final | TrainerRecord]:
-    """The inverse of `encode`, for bytes whose digest is correct.
+    """The inverse of `checked_parts`, for bytes whose digest is correct.
 
     The digest covers header and arrays, not where one ends and the other begins. So the header must be one JSON object
     and nothing more, and the arrays must fill the rest: then no other record has the same bytes.

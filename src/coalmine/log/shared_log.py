@@ -97,6 +97,12 @@ class SharedLog:
         if self._pending is not None and self._pending[0] > number:
             self._pending = None
 
+    def prepare(self, item: Round) -> Round:
+        """Check and encode a round that `append` will get, in the thread that has measured it."""
+        if self._held is not None:
+            self._held.prepare(item)
+        return item
+
     def append(self, item: Round) -> None:
         """Record a round."""
         if self._held is not None:

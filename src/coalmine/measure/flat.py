@@ -1,6 +1,7 @@
 """Measure a model that is one vector: at once, in a thread, or on its GPU in parallel with the work that follows."""
 
 import math
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -14,8 +15,7 @@ from coalmine.canaries import RotatedCanaries, SphereCanaries
 from coalmine.canaries.array_types import is_tensor, same_kind
 from coalmine.canaries.base import usable
 from coalmine.canaries.kept_rows import KeptRows
-from coalmine.canaries.rotation_numpy import stay_in_one_thread
-from coalmine.measure.arrays import arrays_of, is_on_device, numpy_vector
+from coalmine.measure.arrays import arrays_of, is_on_device, numpy_vector, use_one_core
 from coalmine.measure.measurer import NOTHING_LEFT, Length, Measured, Measurer, NoisePlan
 from coalmine.measure.noise_law import NoiseParts, measure_law, resolution_of
 from coalmine.measure.round import Final, Round, Singles
@@ -75,7 +75,7 @@ class FlatMeasurer(Measurer[MeasuredVectors]):
         )
         self._parts = NoiseParts.of_all(settings)
         self._layer_sizes = tuple(size for _, size in settings.layers)
-        self._last_sum: tuple[list[int], Any] | None = None
+        self._sums = deque[tuple[list[int], Any]](maxlen=2)  # of present canaries, or of two parts of them
         self._worker: ThreadPoolExecutor | None = None
 
     def sum_of_canaries(self, indices: list[int], size: float, like: Any = None) -> Any:
@@ -83,7 +83,7 @@ class FlatMeasurer(Measurer[MeasuredVectors]):
         template = like if self._tree is None else self._tree.vector_like()
         total = self.canaries.combine(indices, like=template)
         if total.dtype.itemsize >= 4:  # the round will need it again; half precision would show in the gauges
-            self._last_sum = (indices, host_vector("updates", total))
+            self._sums.append((indices, host_vector("updates", total)))
         return total * size if self._tree is None else self._tree.from_vector(total, size)
 
     def rows_of(self, indices: list[int], size: float, like: Any) -> Any:
@@ -92,25 +92,41 @@ class FlatMeasurer(Measurer[MeasuredVectors]):
             return arrays_of(like).stacked([self.canaries.combine([index], like=like) * size for index in indices])
         rows = self._kept_rows.of(indices)
         if len(set(indices)) == len(indices):
-            self._last_sum = (indices, rows.sum(axis=0))  # the round will need it
+            self._sums.append((indices, rows.sum(axis=0)))  # the round will need it
         rows *= np.float32(size)
         return same_kind(rows, like)
+
+    def sum_of_rows(self, indices: list[int], size: float, like: Any) -> Any:
+        """The sum of the canaries at `indices`, each of norm `size`, of the kind of `like`."""
+        if self._tree is not None or not self._kept_rows.keeps(like):
+            return self.sum_of_canaries(indices, size, like)
+        total = self._kept_rows.sum_of(indices)
+        self._sums.append((indices, total))
+        return same_kind(total * np.float32(size), like)
 
     def read(self, model_delta: Any, others: Any, *, own: bool) -> tuple[Any, Any]:
         """The two arguments of a round as vectors; ValueError if they are none. With `own`, a model's are copies."""
         model_delta = self._vector("model_delta", model_delta, own=own)
-        return model_delta, None if others is None else self._vector("others", others, own=own)
+        return model_delta, others if others is None or callable(others) else self._vector("others", others, own=own)
 
     def round(self, model_delta: Any, others: Any, facts: RoundFacts, order: int) -> Round:
         """The record of a round, the `order`-th that was not skipped, from vectors that were `read`."""
-        return self._round(model_delta, others, facts, order, self._pop_last_sum(facts.indices))
+        return self._round(model_delta, others, facts, order, self._pop_sum(facts.indices))
 
     def round_later(
-        self, model_delta: Any, others: Any, facts: RoundFacts, order: int, *, copy: bool
+        self,
+        model_delta: Any,
+        others: Any,
+        facts: RoundFacts,
+        order: int,
+        *,
+        copy: bool,
+        then: Callable[[Round], Round] = lambda item: item,
     ) -> Callable[[], Round] | None:
         """As `round`, but the measurement is only started: the function that comes back waits for the record.
 
-        With `copy` the caller may change the vectors at once. None if this round must be measured at once.
+        With `copy` the caller may change the vectors at once. `then` gets the record in the thread that measures it, if it
+        is one. None if this round must be measured at once.
         """
         if self._settings.kind != "rotated" or self._settings.momentum:
             return None
@@ -118,11 +134,12 @@ class FlatMeasurer(Measurer[MeasuredVectors]):
         if is_tensor(model_delta) and is_on_device(model_delta):
             return self._round_on_gpu(model_delta, others, facts, order, copy=copy)
         if self._worker is None:
-            self._worker = ThreadPoolExecutor(1, "coalmine-audit", initializer=stay_in_one_thread)
+            self._worker = ThreadPoolExecutor(1, "coalmine-audit", initializer=use_one_core)
         given = (model_delta, others)
         if copy:  # the caller's own arrays, which may be overwritten
-            given = copied(model_delta), None if others is None else copied(others)
-        return self._worker.submit(self._round, *given, facts, order, self._pop_last_sum(facts.indices)).result
+            given = copied(model_delta), others if others is None or callable(others) else copied(others)
+        arguments = (*given, facts, order, self._pop_sum(facts.indices))
+        return self._worker.submit(lambda: then(self._round(*arguments))).result
 
     def final(self, model: Any, initial: Any = None) -> Final:
         """The record of the final model."""
@@ -150,16 +167,23 @@ class FlatMeasurer(Measurer[MeasuredVectors]):
     def _single_cosines(self, vector: Any) -> Singles:
         return np.asarray(numpy_vector(self.canaries.cosines(vector)), dtype=np.float32)
 
-    def _pop_last_sum(self, present: list[int]) -> Any:
-        """The present canaries' sum, if the last `updates` computed it; it is kept no longer than its round."""
-        last, self._last_sum = self._last_sum, None
-        return last[1] if last is not None and last[0] == present else None
+    def _pop_sum(self, present: list[int]) -> Any:
+        """The present canaries' sum, if it was computed since the last round, whole or in two parts."""
+        sums = list(self._sums)
+        self._sums.clear()
+        if sums and sums[-1][0] == present:
+            return sums[-1][1]
+        if len(sums) == 2 and sorted(sums[0][0] + sums[1][0]) == sorted(present):
+            return sums[0][1] + sums[1][1]
+        return None
 
     def _round(self, model_delta: Any, others: Any, facts: RoundFacts, order: int, total: Any) -> Round:
         """The record of a round; `total` is the sum of the present canaries, if it is known."""
         norm = vector_norm("model_delta", model_delta)
         if norm == 0:
             return Round(number=facts.number, skipped=True)
+        if callable(others):
+            others = self._vector("others", others())
         present, left, rest_norm = facts.indices, None, 0.0
         if others is not None:
             left = difference(model_delta, others)
@@ -186,11 +210,12 @@ class FlatMeasurer(Measurer[MeasuredVectors]):
         layers = self._layer_sizes if rest is not None else ()
         total = None
         if rest is not None and present:
-            taken = self._pop_last_sum(present)
+            taken = self._pop_sum(present)
             total = self.canaries.combine(present, like=delta) if taken is None else tensor(taken)
         measurement = self.canaries.measure_later(delta, rest, total, layers, copy=copy)
         if measurement is None:
-            self._last_sum = (present, total) if total is not None else None  # for the measurement that follows
+            if total is not None:
+                self._sums.append((present, total))  # for the measurement that follows
             return None
         return lambda: self._round_from_gpu(measurement, facts, order)
 

@@ -98,6 +98,10 @@ class Measurer(ABC, Generic[Held]):
     def sum_of_canaries(self, indices: list[int], size: float, like: Any = None) -> Any:
         """The sum of the canaries at `indices`, each of norm `size`."""
 
+    def sum_of_rows(self, indices: list[int], size: float, like: Any) -> Any:
+        """As `sum_of_canaries`, of the kind of `like`; the canaries may be those that `rows_of` keeps."""
+        return self.sum_of_canaries(indices, size, like)
+
     def rows_of(self, indices: list[int], size: float, like: Any) -> Any:
         """The canaries at `indices`, each of norm `size`, as the rows of a matrix of the kind of `like`."""
         raise ValueError(f"rows need a model in one block, got one in {len(self._settings.block_sizes)}")
@@ -114,11 +118,19 @@ class Measurer(ABC, Generic[Held]):
         """The record of a round, the `order`-th that was not skipped."""
 
     def round_later(
-        self, model_delta: Any, others: Any, facts: RoundFacts, order: int, *, copy: bool
+        self,
+        model_delta: Any,
+        others: Any,
+        facts: RoundFacts,
+        order: int,
+        *,
+        copy: bool,
+        then: Callable[[Round], Round],
     ) -> Callable[[], Round] | None:
         """Start to measure a round. The function that comes back waits for its record; None if `round` must measure it.
 
-        With `copy` the caller may change the vectors at once.
+        With `copy` the caller may change the vectors at once. `others` may be a function that returns it. A thread that
+        measures the round also calls `then` with its record.
         """
 
     @abstractmethod

@@ -7,7 +7,7 @@ from typing import SupportsIndex
 import numpy as np
 import numpy.typing as npt
 
-from coalmine.argument_checks import WrongTypeError, one_number, positive_array, short_repr, whole_number
+from coalmine.argument_checks import WrongTypeError, one_number, positive, short_repr, whole_number
 from coalmine.measure.arrays.on_numpy import LONGEST, SHORTEST
 from coalmine.measure.settings import Settings
 
@@ -92,7 +92,7 @@ def _cohort_size(participants: int, canaries: int) -> int:
 
 
 def _usable_size(name: str, value: float) -> float:
-    number = float(positive_array(name, one_number(name, value)))
+    number = positive(name, value)
     if not SHORTEST < number < LONGEST:
         raise ValueError(f"{name} must lie between {SHORTEST:g} and {LONGEST:g}, got {number:g}")
     return number

@@ -2,6 +2,7 @@
 
 import hashlib
 import itertools
+import struct
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import SupportsIndex
@@ -29,6 +30,11 @@ class CanarySchedule:
     def __init__(self, settings: Settings, seed: SupportsIndex | bytes) -> None:
         self._settings, self._key = settings, SecretBytes(schedule_key(seed))
 
+    @property
+    def key(self) -> SecretBytes:
+        """The key that draws everything that must not be known beforehand; as secret as the seed."""
+        return self._key
+
     def in_round(self, round_number: int) -> Indices:
         """The canaries of a round, counted from 1, as they were planned."""
         number, rounds = whole_number("round_number", round_number, minimum=1), self._settings.rounds
@@ -52,6 +58,16 @@ class CanarySchedule:
         A canary that takes part exactly when the pipeline picks its row shows how the pipeline samples.
         """
         return rows_of_canaries(self._settings.canaries, whole_number("rows", rows, minimum=1), key=self._key)
+
+    def drawn(self, round_number: int, canaries: Indices, count: int) -> Indices:
+        """At most `count` of a round's canaries, in their order."""
+        if canaries.size <= count:
+            return canaries
+        digest = hashlib.blake2b(
+            self._key + _number_bytes(round_number), digest_size=8 * count, person=b"drawn"
+        ).digest()
+        left = canaries.tolist()
+        return np.array(sorted(left.pop(word % len(left)) for word in struct.unpack(f"<{count}Q", digest)), np.int32)
 
     @cached_property
     def _planned(self) -> Callable[[int], Indices]:

@@ -47,7 +47,8 @@ class Replay:
 
     `tolerance` is the rounding in `factor`, `repeats` whether a second run with restored generators gave the same release,
     and `difference` how far it was off, in clip norms. `leaks` are the buffers, statistics and other values that a row
-    changes outside of the release, with their relative change. `unaligned` means that random numbers are drawn by row, so
+    changes outside of the release, with their relative change. `coupled` is how far another row's output moved, relative to
+    the outputs, if the step's outputs are known. `unaligned` means that random numbers are drawn by row, so
     leaving a row out shifts those of the others. `divisor` is the release with a row of weight 0 over the one without it:
     1 if the sum is divided by a fixed number, None if that was not tested. `not_finite` lists rows whose release is NaN or
     infinite.
@@ -60,6 +61,7 @@ class Replay:
     tolerance: float
     difference: float = 0.0
     leaks: dict[str, float]
+    coupled: float = 0.0
     unaligned: bool = False
     divisor: float | None = None
     not_finite: tuple[str, ...] = ()
@@ -88,7 +90,14 @@ class Replay:
     def ok(self) -> bool:
         """Whether everything repeats, no row moves too much, and nothing else moves with a row."""
         fixed = self.divisor is None or abs(self.divisor - 1) <= self.tolerance
-        return self.repeats and not self.unaligned and not self.is_counterexample and not self.leaks and fixed
+        return (
+            self.repeats
+            and not self.unaligned
+            and not self.is_counterexample
+            and not self.leaks
+            and not self.coupled
+            and fixed
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """The fields and what follows from them, for JSON."""
@@ -125,6 +134,10 @@ class Replay:
             )
         elif self.is_counterexample:
             lines.append(BEYOND.format(factor=self.factor))
+        if self.coupled:
+            lines.append(
+                f"rows see each other: the output of another row moves by {self.coupled:.2g} of the outputs' size"
+            )
         if self.leaks:
             names = ", ".join(list(self.leaks)[:MOST_SHOWN])
             more = len(self.leaks) - MOST_SHOWN

@@ -58,7 +58,7 @@ class _Module:
         self._model = model
         tensors = [*model.parameters(), *model.buffers()]
         self._tensors = [(tensor, tensor.detach().clone()) for tensor in tensors]
-        self._modules = [_Attributes(part, skip=OF_TORCH) for part in model.modules()]
+        self._modules = [Attributes(part, skip=OF_TORCH) for part in model.modules()]
         self._parameters = [_Parameter(each) for each in model.parameters()]
 
     def restore(self) -> None:
@@ -84,7 +84,7 @@ class _Parameter:
     def __init__(self, parameter: Any) -> None:
         self._parameter, self._grad = parameter, parameter.grad
         self._content = None if parameter.grad is None else parameter.grad.detach().clone()
-        self._attributes = _Attributes(parameter)
+        self._attributes = Attributes(parameter)
 
     def restore(self) -> None:
         self._parameter.grad = self._grad
@@ -93,7 +93,7 @@ class _Parameter:
         self._attributes.restore()
 
 
-class _Attributes:
+class Attributes:
     """The attributes of an object: references, and the content of tensors, arrays, lists and dictionaries."""
 
     def __init__(self, owner: Any, *, skip: Iterable[str] = ()) -> None:
@@ -121,7 +121,7 @@ class _Optimizer:
         self._groups = [
             {name: value for name, value in group.items() if name != "params"} for group in _groups(optimizer)
         ]
-        self._attributes = _Attributes(optimizer, skip=("state", "param_groups"))
+        self._attributes = Attributes(optimizer, skip=("state", "param_groups"))
         parameters = {id(p): p for group in _groups(optimizer) for p in group["params"]}
         self._parameters = [_Parameter(each) for each in parameters.values()]
         self._tensors = [(each, each.detach().clone()) for each in parameters.values()]
@@ -190,8 +190,13 @@ def _is_mutable(value: Any) -> bool:
 
 
 def _copied(value: Any) -> Any:
-    """A copy that later changes in place do not reach. Objects that are neither arrays nor containers are shared."""
+    """A copy that later changes in place do not reach. Objects that are neither arrays nor containers are shared.
+
+    So are parameters, which their module saves.
+    """
     if is_tensor(value):
+        if type(value).__name__ == "Parameter":
+            return value
         return value.detach().clone()
     if isinstance(value, np.ndarray):
         return value.copy()

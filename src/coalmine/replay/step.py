@@ -3,11 +3,12 @@
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, get_args
+from itertools import zip_longest
+from typing import Any, NamedTuple, Protocol, get_args
 
 import numpy as np
 
-from coalmine.argument_checks import Floats, WrongTypeError, one_number, positive_array, short_repr, whole_number
+from coalmine.argument_checks import Floats, WrongTypeError, positive, short_repr, whole_number
 from coalmine.canaries.array_types import is_tensor
 from coalmine.replay.neighbours import (
     MOVES,
@@ -36,6 +37,7 @@ from coalmine.replay.state import Snapshot, moved
 ROWS = 8  # default number of rows
 ROUNDING = 1e-6  # of the sum's norm, in single precision; other precisions in proportion to their unit roundoff
 SINGLE = float(np.finfo(np.float32).eps)
+COUPLING = 1e-5  # of the outputs' size, in single precision: rows that see each other move further than this
 REAL = "real"
 
 
@@ -89,11 +91,11 @@ def replay(
         raise WrongTypeError(f"step must be a function of a batch, got {short_repr(step)}")
     if short_repr(adjacency) not in map(repr, get_args(Adjacency)):
         raise ValueError(f"adjacency must be 'zero-out', 'add-remove' or 'replace-one', got {short_repr(adjacency)}")
-    norm = float(positive_array("clip_norm", one_number("clip_norm", clip_norm)))
+    norm = positive("clip_norm", clip_norm)
     chosen = _chosen_rows(batch, rows)
     runner = _Runner(step, model, [optimizer, *state], generators, has_aux=has_aux)
     try:
-        return _Comparison(runner, batch, norm, adjacency, tolerance).of_rows(chosen, extremes=extremes)
+        return Comparison(runner, batch, norm, adjacency, tolerance).of_rows(chosen, extremes=extremes)
     finally:
         runner.restore()
 
@@ -109,19 +111,37 @@ def _chosen_rows(batch: Any, rows: int | Iterable[int]) -> list[int]:
     return sorted({round(place) for place in np.linspace(0, count - 1, number)})
 
 
-class _Run(NamedTuple):
-    """The release of one run by tensor, and everything else that the step wrote."""
+class Run(NamedTuple):
+    """The release of one run by tensor, everything else that the step wrote, and the output of each row if it is known."""
 
     release: dict[str, Floats]
     written: dict[str, Any]
+    outputs: Floats | None = None  # one row for each row of the batch
 
     @property
     def is_finite(self) -> bool:
         return all(np.isfinite(part).all() for part in self.release.values())
 
 
+class Runner(Protocol):
+    """Runs a step from the same state and the same random numbers each time.
+
+    `takes_weights` means that a row can be left out by its weight, and `resizes` that the step takes batches of any size.
+    """
+
+    takes_weights: bool
+    resizes: bool
+    unit: float  # the coarsest unit roundoff of a release
+    precision: float  # that of the step's own computation
+    draws: bool  # whether the step draws random numbers
+
+    def run(self, batch: Any, weights: Any = None) -> Run: ...
+
+
 class _Runner:
-    """Runs the step from the same state and the same random numbers each time."""
+    """A runner of a function."""
+
+    resizes = True
 
     def __init__(
         self, step: Callable[..., Any], model: Any, others: Sequence[Any], generators: Iterable[Any], *, has_aux: bool
@@ -130,14 +150,13 @@ class _Runner:
         self._snapshot = Snapshot([each for each in (model, *others) if each is not None])
         self._randomness = Randomness(generators)
         self.takes_weights = _takes_weights(step)
-        self.unit = 0.0  # the coarsest unit roundoff of a release
-        self.draws = False  # whether the step draws random numbers
+        self.unit, self.precision, self.draws = 0.0, 0.0, False
 
     def restore(self) -> None:
         self._snapshot.restore()
         self._randomness.restore()
 
-    def run(self, batch: Any, weights: Any = None) -> _Run:
+    def run(self, batch: Any, weights: Any = None) -> Run:
         """One run; `weights` are 1 for each row unless given."""
         self.restore()
         before, draws = self._weights(), Draws()
@@ -152,7 +171,7 @@ class _Runner:
             written |= dict(_named(others, "aux"))
         parts = self._moved_weights(before) if returned is None else dict(_named(returned, ""))
         self.unit = max([self.unit, *map(_roundoff, parts.values())])
-        return _Run({name: _vector(part) for name, part in parts.items()}, written)
+        return Run({name: _vector(part) for name, part in parts.items()}, written)
 
     def _weights(self) -> dict[str, Any]:
         if self._model is None:
@@ -168,16 +187,18 @@ class _Runner:
 
 
 @dataclass
-class _Comparison:
+class Comparison:
     """Compares runs of a batch with runs of its neighbours."""
 
-    runner: _Runner
+    runner: Runner
     batch: Any
     clip_norm: float
     adjacency: Adjacency
     given_tolerance: float | None
+    most_cases: int | None = None
 
     def of_rows(self, rows: Sequence[int], *, extremes: bool) -> Replay:
+        """What each of these rows moves, and some extreme ones made of them."""
         base = self.runner.run(self.batch)
         if not base.is_finite:
             raise ValueError("step must return finite numbers for the batch itself, got NaN or infinity")
@@ -187,14 +208,20 @@ class _Comparison:
         changes: list[RowChange] = []
         leaks: dict[str, float] = {}
         broken: list[str] = []
+        coupled = 0.0
         for row, kind, batch in self._cases(rows, extremes=extremes):
             run = base if batch is self.batch else self.runner.run(batch)
             other = self._neighbour(batch, row)
+            if (
+                run.is_finite and not other.is_finite
+            ):  # empty content may mean nothing, such as a mask without any token
+                other = self._neighbour(batch, row, (row + 1) % row_count(batch))
             name = f"row {row} ({kind})"
             if not (run.is_finite and other.is_finite):
                 broken.append(name)
                 continue
             changes.append(self._change(row, kind, run, other))
+            coupled = max(coupled, _moved_outputs(run, other, row))
             found = moved(run.written, other.written)
             leaks |= {name: max(size, leaks.get(name, 0.0)) for name, size in found.items() if size > tolerance}
         return Replay(
@@ -205,16 +232,18 @@ class _Comparison:
             tolerance=tolerance,
             difference=difference,
             leaks=leaks,
+            coupled=coupled if coupled > COUPLING * max(self.runner.precision / SINGLE, 1.0) else 0.0,
             unaligned=self._unaligned(base, tolerance),
             divisor=self._divisor(rows[0]),
             not_finite=tuple(broken),
         )
 
     def _cases(self, rows: Sequence[int], *, extremes: bool) -> list[tuple[int, str, Any]]:
-        """Row, kind and batch of everything that is tried."""
+        """Row, kind and batch of everything that is tried: at most `most_cases`, of several kinds."""
         cases = [(row, REAL, self.batch) for row in rows]
         if not extremes:
-            return cases
+            return cases[: self.most_cases]
+        real = len(cases)
         for found, kind in ((longest_row(self.batch), "the longest"), (rarest_label(self.batch), "the rarest label")):
             if found is not None and found not in rows:
                 cases.append((found, kind, self.batch))
@@ -226,32 +255,37 @@ class _Comparison:
         for place, (kind, make) in enumerate(made):
             row = rows[place % len(rows)]
             cases.append((row, kind, with_row(self.batch, row, make)))
-        return cases
+        turns = [
+            each for pair in zip_longest(cases[:real], cases[: real - 1 : -1]) for each in pair if each is not None
+        ]
+        return turns if self.most_cases is None else turns[: self.most_cases]
 
-    def _neighbour(self, batch: Any, row: int) -> _Run:
+    def _neighbour(self, batch: Any, row: int, instead: int | None = None) -> Run:
+        """The run without a row; its content is that of the row `instead`, or zeros."""
         if self.adjacency == "replace-one":
             return self.runner.run(with_row_of(batch, row, (row + 1) % row_count(batch)))
         if self.adjacency == "zero-out" or self.runner.takes_weights:
             weights = None
             if self.runner.takes_weights:
                 weights = weight_without(ones_like_rows(batch), row)
-            return self.runner.run(with_row(batch, row, blank), weights)
+            empty = with_row(batch, row, blank) if instead is None else with_row_of(batch, row, instead)
+            return self.runner.run(empty, weights)
         return self.runner.run(without_row(batch, row))
 
-    def _change(self, row: int, kind: str, run: _Run, other: _Run) -> RowChange:
+    def _change(self, row: int, kind: str, run: Run, other: Run) -> RowChange:
         parts = {name: _norm(run.release[name] - part) / self.clip_norm for name, part in _matched(run, other)}
         change = _norm(np.array(list(parts.values())))
         ordered = sorted(parts.items(), key=lambda item: -item[1])
         tensors = tuple(TensorChange(name=name, change=size) for name, size in ordered if size > 0)
         return RowChange(row=row, kind=kind, change=change, factor=change / MOVES[self.adjacency], tensors=tensors)
 
-    def _tolerance(self, base: _Run) -> float:
+    def _tolerance(self, base: Run) -> float:
         # A sum of n rows of length C that cancel is short, but each addition rounds at the length of a row: at least √n·C.
         length = max(_norm(np.concatenate(list(base.release.values()))) / self.clip_norm, row_count(self.batch) ** 0.5)
         unit = max([self.runner.unit, *map(_roundoff, leaves(self.batch))])
         return ROUNDING * unit / SINGLE * length
 
-    def _unaligned(self, base: _Run, tolerance: float) -> bool:
+    def _unaligned(self, base: Run, tolerance: float) -> bool:
         """Whether random numbers belong to places in the batch: then a batch with a row less has other ones."""
         if self.adjacency != "add-remove" or self.runner.takes_weights or not self.runner.draws:
             return False
@@ -260,7 +294,12 @@ class _Comparison:
 
     def _divisor(self, row: int) -> float | None:
         """The release with a row of weight 0 over the one without that row; None if the step takes no weights."""
-        if self.adjacency != "add-remove" or not self.runner.takes_weights or self.runner.draws:
+        if (
+            not self.runner.resizes
+            or self.adjacency != "add-remove"
+            or not self.runner.takes_weights
+            or self.runner.draws
+        ):
             return None
         kept, dropped = self._neighbour(self.batch, row), self.runner.run(without_row(self.batch, row))
         one, other = (np.concatenate(list(run.release.values())) for run in (kept, dropped))
@@ -313,14 +352,23 @@ def _roundoff(part: Any) -> float:
     return float(np.finfo(part.dtype).eps) if kind == "f" else 0.0
 
 
-def _matched(run: _Run, other: _Run) -> list[tuple[str, Floats]]:
+def _matched(run: Run, other: Run) -> list[tuple[str, Floats]]:
     shapes = [{name: part.size for name, part in each.release.items()} for each in (run, other)]
     if shapes[0] != shapes[1]:
         raise ValueError(f"step must return arrays of the same shapes for every batch, got {shapes[0]} and {shapes[1]}")
     return list(other.release.items())
 
 
-def _distance(run: _Run, other: _Run) -> float:
+def _moved_outputs(run: Run, other: Run, row: int) -> float:
+    """The largest change of another row's output, relative to the largest output of those rows."""
+    if run.outputs is None or other.outputs is None or run.outputs.shape != other.outputs.shape:
+        return 0.0
+    before, after = (np.delete(each.outputs, row, axis=0) for each in (run, other) if each.outputs is not None)
+    largest = float(np.abs(before).max(initial=0.0))
+    return 0.0 if largest == 0 else float(np.abs(before - after).max(initial=0.0)) / largest
+
+
+def _distance(run: Run, other: Run) -> float:
     return _norm(np.concatenate([run.release[name] - part for name, part in _matched(run, other)]))
 
 

@@ -6,6 +6,8 @@ import textwrap
 from collections.abc import Iterator
 
 from coalmine.argument_checks import one_line
+from coalmine.evidence.gaussian_bound import FINAL_RUNGS
+from coalmine.evidence.unknown_round import RUNG as UNKNOWN_ROUND
 from coalmine.known_faults import likely_faults
 from coalmine.report.table_rows import TableRow, top_row
 from coalmine.result.audit_result import AuditResult
@@ -15,6 +17,7 @@ from coalmine.verdict.findings.amplified import AccountedAboveClaim, SamplerAbov
 from coalmine.verdict.findings.finding import Doubt
 from coalmine.verdict.findings.missing import NothingClaimed
 from coalmine.verdict.findings.noise import LessThanStated, StatedTooLittle
+from coalmine.verdict.findings.rows import RowAboveClaim
 from coalmine.verdict.outcome import PASS, VIOLATION
 from coalmine.verdict.verdict import Verdict
 
@@ -51,6 +54,7 @@ ITEMS = {  # an audited item in words of its own
     "sampler": "sampling",
     "participations": "participation",
     "others": "sum of others",
+    "rows": "real rows",
 }
 KEEP = "Keep this report with the model."
 NOISE = "noise"  # both its level and its distribution
@@ -169,7 +173,7 @@ def next_step(result: AuditResult) -> str:
     if check := result.trainer.check:
         fault = f"Likely: {check.likely_fault}. " if check.likely_fault else ""
         return fault if verdict.outcome == VIOLATION and fault else fault + verdict.finding.advice()
-    explained = isinstance(verdict.finding, AccountedAboveClaim | SamplerAboveClaim | StatedTooLittle)
+    explained = isinstance(verdict.finding, AccountedAboveClaim | SamplerAboveClaim | StatedTooLittle | RowAboveClaim)
     if verdict.outcome == VIOLATION and not explained and (faults := likely_faults(result)):
         titles = "; or ".join(fault.title for fault in faults[:MOST_FAULTS])
         mend = f" {faults[0].fix}" if len(faults) == 1 else ""
@@ -191,15 +195,26 @@ def where(result: AuditResult) -> str:
 
 
 def rounded_down(value: float) -> str:
-    """A bound with two digits, never rounded up.
+    """A bound with two digits, or three from 10 on, never rounded up.
 
-    >>> rounded_down(10.67), rounded_down(3.19), rounded_down(0.0519)
-    ('10', '3.1', '0.051')
+    >>> rounded_down(10.67), rounded_down(3.19), rounded_down(0.0519), rounded_down(7.0)
+    ('10.6', '3.1', '0.051', '7.0')
     """
     if value <= 0 or not math.isfinite(value):
         return format_number(max(value, 0.0))
-    unit = 10.0 ** (math.floor(math.log10(value)) - 1)
-    return f"{math.floor(value / unit + 1e-9) * unit:.2g}"
+    size = math.floor(math.log10(value))
+    digits = 3 if size > 0 else 2
+    unit = 10.0 ** (size - digits + 1)
+    return f"{math.floor(value / unit + 1e-9) * unit:.{max(digits - 1 - size, 0)}f}"
+
+
+def assumption(rung: str) -> str:
+    """What the larger of the two lower bounds assumes, and how it was checked."""
+    if rung in FINAL_RUNGS:
+        return "if the scores are normal (tested)"
+    if rung == UNKNOWN_ROUND:
+        return "if noise is Gaussian, sampling as declared (tested)"
+    return "if the noise is Gaussian (its law was checked)"
 
 
 def _passed(result: AuditResult) -> float | None:
@@ -222,9 +237,15 @@ def _epsilons(top: TableRow | None, *, claimed: float | None) -> Iterator[tuple[
     above = claimed is not None and top.interval is not None and top.interval[0] > claimed
     chance = "; above the claim, but not by more than chance explains" if above else ""
     yield "measured", f"ε {epsilon}{f' (95 %: {ends})' if ends else ''}, by {attacker}{chance}"
-    if not math.isnan(top.lower_bound):
-        bound = f"ε ≥ {rounded_down(top.lower_bound)}" if top.lower_bound > 0 else "no ε above 0"
+    if math.isnan(top.lower_bound) and not top.lower_bound_gaussian:
+        return
+    bound = f"ε ≥ {rounded_down(top.lower_bound)}" if top.lower_bound > 0 else "no ε above 0"
+    if not top.lower_bound_gaussian:
         yield "certified", f"{bound} with 95 % confidence, without assuming any distribution"
+        return
+    gaussian = f"ε ≥ {rounded_down(top.lower_bound_gaussian)} {assumption(top.rung)}"
+    any_law = "" if math.isnan(top.lower_bound) else f", {bound.removeprefix('ε ')} whatever its law"
+    yield "certified", gaussian + any_law
 
 
 def _wrapped(text: str, *, first: str, rest: str, most: int = MOST_LINES) -> list[str]:

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from coalmine.argument_checks import count_of
 from coalmine.evidence.gauges.gauge import GaugeResult, by_gauge
 from coalmine.report.advice import gauge_steps
-from coalmine.report.table_rows import ladder_table, row_warnings, secondary_rows, top_row
+from coalmine.report.brief import assumption
+from coalmine.report.table_rows import bound_notes, ladder_table, row_warnings, secondary_rows, top_row
 from coalmine.result.audit_result import AuditResult
-from coalmine.result.words import Words, format_interval, format_number, format_rounds, short_power
+from coalmine.result.words import Words, format_interval, format_measured, format_number, format_rounds, short_power
 from coalmine.verdict.amplified_claim import ACCOUNTING
 from coalmine.verdict.findings.amplified import AccountantFacts
 
@@ -47,6 +48,7 @@ def detail_lines(result: AuditResult) -> Iterator[str]:
     folded = folded_line(result)
     if folded:
         yield f"{folded}: result.json and result.to_frame() have them"
+    yield from bound_notes(result)
     yield from row_warnings(result)
     for name, value, meaning in figures(result):
         yield f"{name} {format_number(value, 4)}: {meaning}"
@@ -70,9 +72,16 @@ def figures(result: AuditResult) -> list[tuple[str, float, str]]:
     found = []
     top, client, claim = top_row(result), client_exposure(result), result.claim
     if top is not None and not math.isnan(top.epsilon):
-        found.append(("measured ε", top.epsilon, f"by {top.name}{', fitted to all canaries' * top.pooled}"))
+        digits = format_measured(top.epsilon, top.interval)[0] if math.isfinite(top.epsilon) else "inf"
+        found.append(
+            ("measured ε", float(digits.replace(",", "")), f"by {top.name}{', fitted to all canaries' * top.pooled}")
+        )
     if top is not None and not math.isnan(top.lower_bound):
-        found.append(("valid bound", top.lower_bound, "at least as large, with 95 % confidence"))
+        found.append(("valid bound", top.lower_bound, "at least as large, with 95 % confidence, for any law"))
+    if top is not None and top.lower_bound_gaussian is not None:
+        interval = format_interval(top.gaussian.interval)
+        meaning = f"at least as large, with 95 % confidence, {assumption(top.rung)}; interval {interval}"
+        found.append(("bound if Gaussian", top.lower_bound_gaussian, meaning))
     if claim is not None:
         found.append(("claimed ε", claim.epsilon, f"claimed for one {claim.unit or 'client'}"))
     if result.analytical_epsilon is not None:

@@ -7,9 +7,10 @@ import numpy as np
 from coalmine.estimators.all_iterates import estimate_from_iterates
 from coalmine.estimators.gaussian_fit import EpsilonEstimate, epsilon_estimate
 from coalmine.estimators.variance import Variance
+from coalmine.evidence.gaussian_bound import CONFIDENCE
 from coalmine.evidence.ladder import RUNGS, LadderReader, Scores
 from coalmine.evidence.views import RoundViews
-from coalmine.result.audit_result import CONFIDENCE, AuditResult
+from coalmine.result.audit_result import AuditResult
 
 POINTS = 8
 

@@ -71,7 +71,7 @@ def ladder_picture(result: AuditResult) -> Picture:
     """The ladder: one line for each attacker."""
     description = "; ".join(
         f"{row.name}: ε {format_number(row.epsilon)}{interval_words(row)}, at least {format_number(row.lower_bound)}, "
-        f"floor {format_number(row.floor)}"
+        f"at least {format_number(row.lower_bound_gaussian)} if Gaussian, floor {format_number(row.floor)}"
         for row in table_rows(result)
     )
     analytical = (

@@ -10,7 +10,16 @@ from coalmine.report.brief import answers
 from coalmine.report.details import claim_basis, client_exposure, figures, folded_line, tensor_names
 from coalmine.report.sentences import ATTACKERS, LEGS, assumptions, meaning, run_sentence, scope_sentence, shorten
 from coalmine.report.stored_run import Run
-from coalmine.report.table_rows import published_row, row_warnings, rung_verdict, table_rows, top_row
+from coalmine.report.table_rows import (
+    ANY_LAW_HEAD,
+    GAUSSIAN_HEAD,
+    bound_notes,
+    published_row,
+    row_warnings,
+    rung_verdict,
+    table_rows,
+    top_row,
+)
 from coalmine.result.audit_result import AuditResult
 from coalmine.result.words import Words, format_interval, format_number
 from coalmine.version import __version__
@@ -108,7 +117,8 @@ def _attackers_section(result: AuditResult) -> list[str]:
         "sees",
         "ε",
         "95 % interval",
-        "lower bound (valid)",
+        GAUSSIAN_HEAD,
+        ANY_LAW_HEAD,
         "floor",
         "paper's ε",
         "paper's ε_lo (heuristic)",
@@ -120,6 +130,7 @@ def _attackers_section(result: AuditResult) -> list[str]:
             ATTACKERS.get(row.rung, "an attack of your own"),
             f"{format_number(row.epsilon)} (std fitted)" if row.std_fitted else format_number(row.epsilon),
             format_interval(row.interval),
+            format_number(row.lower_bound_gaussian),
             format_number(row.lower_bound),
             format_number(row.floor),
             format_number(row.paper_epsilon),
@@ -132,7 +143,7 @@ def _attackers_section(result: AuditResult) -> list[str]:
     folded = folded_line(result)
     if folded:
         parts.append(f"{folded}: `coalmine report --format json` and result.json have them.")
-    warnings = row_warnings(result)
+    warnings = [*bound_notes(result), *row_warnings(result)]
     if warnings:
         parts.append("\n".join(f"- {_escape_outside_code(line)}" for line in warnings))
     return parts
@@ -181,13 +192,16 @@ def _overview_table(runs: Sequence[Run]) -> str:
         "client's ε",
         "measured by",
         "measured ε",
-        "lower bound",
+        GAUSSIAN_HEAD,
+        ANY_LAW_HEAD,
     ]
     rows = []
     for run in runs:
         top, client, verdict = top_row(run.result), client_exposure(run.result), run.result.verdict
         accuracy = "–" if run.accuracy is None else f"{run.accuracy:.1%}"
-        figures = ["–"] * 3 if top is None else [top.name, format_number(top.epsilon), format_number(top.lower_bound)]
+        figures = ["–"] * 4
+        if top is not None:
+            figures = [top.name, *map(format_number, (top.epsilon, top.lower_bound_gaussian, top.lower_bound))]
         rows.append(
             [
                 run.name,

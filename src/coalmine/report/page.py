@@ -41,6 +41,7 @@ from coalmine.report.stored_run import Run
 from coalmine.report.table_rows import (
     all_rows,
     main_rows,
+    measured_cells,
     published_row,
     row_warnings,
     rung_verdict,
@@ -161,9 +162,9 @@ def _environment() -> Environment:
         "glossary": GLOSSARY, "attacker_sees": ATTACKERS, "questions": QUESTIONS, "version": __version__,
     }  # fmt: skip
     environment.filters |= {
-        "format_number": format_number, "format_value": _format_value, "interval": format_interval, "percent": percent,
-        "posterior": posterior, "shorten_middle": _shorten_middle, "slug": slug,
-        "sort_key": _sort_key, "visible": _visible,
+        "format_number": format_number, "format_value": _format_value, "interval": format_interval,
+        "measured": measured_cells, "percent": percent, "posterior": posterior, "shorten_middle": _shorten_middle,
+        "slug": slug, "sort_key": _sort_key, "visible": _visible,
     }  # fmt: skip
     return environment
 
@@ -182,6 +183,7 @@ def _view(run: Run) -> dict[str, Any]:
         "verdict": "" if result.verdict is None else str(result.verdict.outcome),
         "measured": top.epsilon if top else None,
         "lower_bound": top.lower_bound if top else None,
+        "lower_bound_gaussian": top.lower_bound_gaussian if top else None,
         "client_epsilon": client.epsilon if client else None,
         "analytical": result.analytical_epsilon,
         "noise_multiplier": run.noise_multiplier,

@@ -25,8 +25,9 @@ from coalmine.evidence.ladder import RUNGS, Scores
 from coalmine.evidence.unknown_round import RUNG as UNKNOWN_ROUND
 from coalmine.evidence.unknown_round import LossFit
 from coalmine.evidence.views import View
-from coalmine.report.table_rows import table_rows
+from coalmine.report.table_rows import TableRow, table_rows
 from coalmine.result.audit_result import AuditResult, Row
+from coalmine.result.words import format_measured
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -60,6 +61,7 @@ def ladder(ax: "Axes", result: AuditResult) -> "Axes":
     rows, analytical = table_rows(result), result.analytical_epsilon
     claimed = None if result.claim is None else result.claim.epsilon
     values = [value for row in rows for value in (row.epsilon, row.lower_bound, row.floor, *(row.interval or ()))]
+    values += [row.lower_bound_gaussian for row in rows if row.lower_bound_gaussian is not None]
     values += [value for value in (analytical, claimed) if value is not None]
     right = epsilon_axis(ax, values, axis="x")
     for place, row in enumerate(rows):
@@ -74,19 +76,25 @@ def ladder(ax: "Axes", result: AuditResult) -> "Axes":
         if not math.isnan(row.lower_bound):
             label = _label_once("valid bound", first)
             ax.plot(min(row.lower_bound, right), place, marker=9, ms=9, color=BOUND, ls="", label=label)
+        if row.lower_bound_gaussian is not None:
+            label = _label_once("bound if Gaussian", all(other.lower_bound_gaussian is None for other in rows[:place]))
+            ax.plot(
+                min(row.lower_bound_gaussian, right), place, marker=9, ms=9, mfc="none", color=BOUND, ls="", label=label
+            )
         ax.plot(min(row.epsilon, right), place, "o", ms=6, color=OBSERVED, label=_label_once("estimate", first))
-        if not math.isnan(row.epsilon):
-            side = "left" if row.epsilon < right / 20 else "center"
-            at = (min(row.epsilon, right), place)
-            ax.annotate(_format_epsilon(row.epsilon), at, (0, 6), textcoords="offset points", ha=side)
     if analytical is not None and math.isfinite(analytical):
         ax.axvline(analytical, color=ANALYTICAL, lw=1.5, label="analytical ε")
     if claimed is not None:
         ax.axvline(claimed, color=CLAIM, lw=1.5, ls="--", label="claimed ε")
-    ax.set_yticks(range(len(rows)), [row.name for row in rows])
+    ax.set_yticks(range(len(rows)), [_with_epsilon(row) for row in rows])
     ax.set_ylim(len(rows) - 0.4, -0.7)  # the weakest attacker on top
     ax.set_xlabel("ε")
     return ax
+
+
+def _with_epsilon(row: TableRow) -> str:
+    """An attacker's name with its estimate, beside the axis, where no line crosses the number."""
+    return row.name if math.isnan(row.epsilon) else f"{row.name}: {format_measured(row.epsilon, row.interval)[0]}"
 
 
 def epsilon_axis(ax: "Axes", values: Sequence[float], *, axis: str) -> float:
@@ -180,12 +188,10 @@ def privacy_loss(ax: "Axes", result: AuditResult) -> "Axes":
     if result.claim is not None and result.claim.amplified and edges[0] < result.claim.epsilon < edges[-1]:
         ax.axvline(result.claim.epsilon, color=CLAIM, lw=1.5, ls="--", label="claimed ε")
     text = f"Kolmogorov–Smirnov p {p_value(fit.p_value)}"
-    colour = ALARM if fit.p_value < 0.01 else None
-    ax.text(0.98, 0.96, text, transform=ax.transAxes, va="top", ha="right", color=colour)
     ax.set_xlim(edges[0], edges[-1])
     ax.set_ylim(bottom=0)
     ax.set_yticks([])
-    ax.set_xlabel("privacy loss")
+    ax.set_xlabel(f"privacy loss; {text}")
     return ax
 
 
@@ -468,10 +474,6 @@ def _round_axis(ax: "Axes", most: int = 6) -> None:
 
 def _label_once(label: str, first: bool) -> str:
     return label if first else "_nolegend_"
-
-
-def _format_epsilon(value: float) -> str:
-    return "∞" if math.isinf(value) else f"{value:.3g}"
 
 
 def _format_rate(value: float) -> str:

@@ -11,7 +11,7 @@ from coalmine.report import plots, svg
 from coalmine.report.brief import answers, brief, headline
 from coalmine.report.details import details
 from coalmine.report.table_rows import all_rows, ladder_table, rung_verdict, table_rows
-from coalmine.report.trade_off import curve
+from coalmine.report.trade_off import curve, profile
 from coalmine.result.audit_result import AuditResult
 from coalmine.result.words import Words
 
@@ -31,6 +31,9 @@ def frame(result: AuditResult) -> Any:
         "low": [math.nan if row.interval is None else row.interval[0] for row in rows],
         "high": [math.nan if row.interval is None else row.interval[1] for row in rows],
         "lower_bound": [row.lower_bound for row in rows],
+        "lower_bound_gaussian": [_nan(row.lower_bound_gaussian) for row in rows],
+        "low_gaussian": [math.nan if row.gaussian.interval is None else row.gaussian.interval[0] for row in rows],
+        "high_gaussian": [math.nan if row.gaussian.interval is None else row.gaussian.interval[1] for row in rows],
         "floor": [row.floor for row in rows],
         "paper_epsilon": [row.paper_epsilon for row in rows],
         "paper_lower_bound": [row.paper_lower_bound for row in rows],
@@ -42,13 +45,17 @@ def frame(result: AuditResult) -> Any:
         return columns
 
 
+def _nan(value: float | None) -> float:
+    return math.nan if value is None else value
+
+
 def draw(result: AuditResult, kind: str = "ladder", ax: Any = None) -> Any:
     """Draw the result on matplotlib Axes, by default new ones, and return them."""
     try:
         pyplot = importlib.import_module("matplotlib.pyplot")
     except ImportError as error:
         raise ImportError("plots need: pip install 'coalmine[report]'") from error
-    kinds: dict[str, Callable[..., Any]] = {"ladder": plots.ladder, "curve": curve}
+    kinds: dict[str, Callable[..., Any]] = {"ladder": plots.ladder, "curve": curve, "profile": profile}
     one_of("kind", kind, kinds)
     if ax is None:
         _, ax = pyplot.subplots(figsize=INCHES, layout="constrained")

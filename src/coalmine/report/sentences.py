@@ -38,6 +38,8 @@ GLOSSARY = {
     "stated beside it.",
     "interval": "The range that contains the true ε with 95 % confidence, if the scores are normal.",
     "lower bound": "The true ε of this attack is at least as large, with 95 % confidence, whatever law the scores follow.",
+    "bound if Gaussian": "The true ε of this attack is at least as large, with 95 % confidence, if the noise is Gaussian. "
+    "It is withheld where a measurement of the noise contradicts that, or where its law was not measured.",
     "floor": "95 % of estimates fall below this when nothing leaks. An estimate below it detects nothing.",
     "ceiling": "The largest lower bound that this audit could have reported.",
     "measured ε": "The estimate of the attacker on whom the verdict rests.",

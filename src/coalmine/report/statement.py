@@ -18,7 +18,7 @@ from typing import Any
 from coalmine.argument_checks import one_line
 from coalmine.log.commitment import Commitment
 from coalmine.log.run_directory import RunDirectory
-from coalmine.report.sentences import meaning, posterior
+from coalmine.report.sentences import meaning, percent, posterior
 from coalmine.report.statement_evidence import evidence_items
 from coalmine.report.statement_facts import NO_FACTS, Facts
 from coalmine.report.statement_item import Item, Sources, client_sentence
@@ -39,6 +39,15 @@ PARTS = {
 }
 MISSING_PART = "What is not stated"
 PERSON = "person"
+OUTCOMES = {
+    "PASS": "An audit of this very training planted test participants, looked for them as an attacker would, and found "
+    "nothing that speaks against the promise.",
+    "VIOLATION": "An audit of this very training planted test participants, looked for them as an attacker would, and found "
+    "that more is given away: nobody should rely on the promise.",
+    "UNDERPOWERED": "An audit of this very training planted test participants and looked for them as an attacker would, but "
+    "could neither confirm nor refute the promise.",
+}
+NO_OUTCOME = "No audit has confirmed anything about it."
 PEOPLE = (PERSON, "client", "user")  # units that are taken for one person each
 
 
@@ -67,6 +76,8 @@ class PrivacyStatement:
     facts: Facts
     delta: float
     passed_scope: str
+    outcome: str  # of the audit; empty without a verdict
+    left_open: int  # things that the audit could not check
     more_exposed: str  # a sentence on clients who take part more often than the claim says, or empty
 
     @cached_property
@@ -128,6 +139,31 @@ class PrivacyStatement:
             f"about {CROWD // 2} of them. {start} attacker who sees every release can be right about {self.guesses} of "
             f"them, at ε = {format_number(first.epsilon)}."
         )
+
+    @property
+    def for_signers(self) -> str:
+        """Three sentences for somebody who signs, without a term that they do not explain."""
+        return " ".join([self._promise, OUTCOMES.get(self.outcome, NO_OUTCOME), self._gaps])
+
+    @property
+    def _promise(self) -> str:
+        noun = f"one {self.subject}"
+        if not self.items["guarantee.epsilon"].stated:
+            return f"Nobody has promised how much this model can give away about {noun} in its training data."
+        sure = self.meanings[0].posteriors[-1]
+        weak = ", so the promise protects little" if sure > NEARLY_ALL else ""
+        return (
+            f"The promise about this model is that somebody who watches all of its training, and takes it for a coin toss "
+            f"whether {noun} was in the data, can become {percent(sure)} sure, and hardly ever more{weak}."
+        )
+
+    @property
+    def _gaps(self) -> str:
+        if not self.outcome:
+            return "Do not rely on this statement alone."
+        if not self.left_open:
+            return "It left out nothing of what such an audit can check."
+        return "It could not check everything, and the statement says below what it left out."
 
     @property
     def summary(self) -> list[str]:
@@ -202,6 +238,8 @@ def privacy_statement(
         facts=facts,
         delta=result.settings.delta,
         passed_scope=one_line(result.scope) if passed else "",
+        outcome=str(result.verdict.outcome) if result.verdict is not None and result.claim is not None else "",
+        left_open=sum(item.is_open for item in result.audited),
         more_exposed=client_sentence(result),
     )
 

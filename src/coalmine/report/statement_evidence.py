@@ -6,6 +6,7 @@ from typing import Any
 
 from coalmine.argument_checks import one_line
 from coalmine.evidence.gauges.gauge import GaugeResult
+from coalmine.report.brief import assumption
 from coalmine.report.sentences import ATTACKERS, participation_words, percent
 from coalmine.report.statement_item import (
     OBSERVED,
@@ -68,8 +69,12 @@ def _verdict_text(verdict: Any) -> str:
 
 def _measured_items(top: TableRow | None) -> Iterator[Item]:
     """The measured epsilon, its interval and the valid lower bound."""
-    labels = ("measured ε, an estimate", "95 % interval of the measured ε", "lower bound of ε")
-    keys = ("evidence.measured_epsilon", "evidence.interval", "evidence.lower_bound")
+    labels = (
+        *("measured ε, an estimate", "95 % interval of the measured ε", "lower bound of ε"),
+        "lower bound of ε if the noise is Gaussian",
+    )
+    names = ("measured_epsilon", "interval", "lower_bound", "lower_bound_gaussian")
+    keys = tuple(f"evidence.{name}" for name in names)
     if top is None or math.isnan(top.epsilon):
         yield from (missing_item(key, label) for key, label in zip(keys, labels, strict=True))
         return
@@ -86,6 +91,11 @@ def _measured_items(top: TableRow | None) -> Iterator[Item]:
     else:
         text = f"{format_value(top.lower_bound)}: valid with 95 % confidence for any law of the scores"
         yield make_item(keys[2], labels[2], text, top.lower_bound, basis=OBSERVED)
+    if top.lower_bound_gaussian is None:
+        yield make_item(keys[3], labels[3], f"withheld: {top.gaussian.withheld or 'there are no scores'}")
+    else:
+        text = f"{format_value(top.lower_bound_gaussian)}: valid with 95 % confidence {assumption(top.rung)}"
+        yield make_item(keys[3], labels[3], text, top.lower_bound_gaussian, basis=OBSERVED)
 
 
 def _power_item(result: AuditResult) -> Item:

@@ -60,7 +60,10 @@ def statement_text(statement: PrivacyStatement, kind: Format) -> str:
 def markdown_statement(statement: PrivacyStatement, *, level: int = 1) -> str:
     """The statement as Markdown, with its title as a heading of this level."""
     head, below = "#" * level, "#" * (level + 1)
-    parts = [f"{head} Privacy statement: {escape_markdown(statement.title)}", *map(escape_markdown, statement.summary)]
+    parts = [
+        f"{head} Privacy statement: {escape_markdown(statement.title)}",
+        *map(escape_markdown, (statement.for_signers, *statement.summary)),
+    ]
     parts.append(f"{below} {escape_markdown(statement.meaning_title)}")
     parts.append(escape_markdown(statement.meaning))
     if statement.meanings:
@@ -237,7 +240,10 @@ def card(statement: PrivacyStatement) -> str:
             "tool": f"coalmine {__version__}",
             **{
                 name: value(f"evidence.{name}")
-                for name in ("verdict", "measured_epsilon", "interval", "lower_bound", "commitment", "log_digest")
+                for name in (
+                    *("verdict", "measured_epsilon", "interval", "lower_bound", "lower_bound_gaussian"),
+                    *("commitment", "log_digest"),
+                )
             },
             "not_stated": [item.key for item in statement.not_stated],
         },

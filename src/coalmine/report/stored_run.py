@@ -12,6 +12,7 @@ from coalmine.estimators.gaussian_fit import EpsilonEstimate
 from coalmine.estimators.literature.literature_row import LiteratureRow
 from coalmine.evidence.gauges.gauge import GaugeResult
 from coalmine.evidence.gauges.gauge_reader import GaugeReader, read_gauges
+from coalmine.evidence.gaussian_bound import CONFIDENCE
 from coalmine.evidence.ladder import LadderReader, Scores, ladder
 from coalmine.evidence.literature import published_rows
 from coalmine.evidence.views import Reader, View
@@ -24,7 +25,7 @@ from coalmine.report import plots
 from coalmine.report.epsilon_by_round import EpsilonReader
 from coalmine.report.round_views import ViewsReader
 from coalmine.report.table_rows import main_rows, published_row
-from coalmine.result.audit_result import CONFIDENCE, AuditResult
+from coalmine.result.audit_result import AuditResult
 from coalmine.result.derivation import derive_result, derive_scores
 
 logger = logging.getLogger("coalmine")

@@ -4,11 +4,17 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from coalmine.evidence.gaussian_bound import CONFIDENCE, NO_LAW, GaussianBound
 from coalmine.evidence.ladder import RUNGS, Scores
-from coalmine.result.audit_result import CONFIDENCE, Adversary, AuditResult, Headline, Row
-from coalmine.result.words import format_interval, format_number
+from coalmine.result.audit_result import Adversary, AuditResult, Headline, Row
+from coalmine.result.words import format_interval, format_measured, format_number
 from coalmine.verdict.outcome import UNDERPOWERED
 
+GAUSSIAN_HEAD, ANY_LAW_HEAD = "≥ if Gaussian", "≥ any law"  # the two lower bounds, named for what they assume
+ASSUMPTIONS = (
+    f"lower bounds, 95 %: `{GAUSSIAN_HEAD}` assumes that the noise is Gaussian, or normal scores of a final model, and is "
+    f"withheld where a measurement contradicts it; `{ANY_LAW_HEAD}` assumes no law"
+)
 KNOWN_NULL = tuple(rung for rung in RUNGS if rung != "all-iterates")  # rungs whose null has a closed form
 Kind = Literal["estimate", "heuristic", "valid bound"]
 
@@ -70,6 +76,18 @@ class TableRow:
         return math.nan if self.row is None else self.row.lower_bound
 
     @property
+    def gaussian(self) -> GaussianBound:
+        """The bound and the interval if the noise is Gaussian."""
+        if self.headline is not None:
+            return self.headline.gaussian
+        return GaussianBound(withheld="") if self.row is None else self.row.gaussian
+
+    @property
+    def lower_bound_gaussian(self) -> float | None:
+        """The lower bound if the noise is Gaussian; None if it is withheld."""
+        return self.gaussian.lower_bound
+
+    @property
     def floor(self) -> float:
         """95 % of estimates from as many canaries fall below this when nothing leaks."""
         return math.nan if self.row is None else self.row.estimate.floor.q95
@@ -112,6 +130,14 @@ class TableRow:
         chosen = f"each threshold at {level}, the best one chosen afterwards: not a bound at {level}"
         estimators = (
             Estimator(name="estimate", value=self.epsilon, kind="estimate", note=how),
+            Estimator(
+                name="lower bound if Gaussian",
+                value=math.nan if self.lower_bound_gaussian is None else self.lower_bound_gaussian,
+                kind="valid bound",
+                note=f"withheld: {self.gaussian.withheld}"
+                if self.gaussian.withheld
+                else f"{level}, if the noise is Gaussian",
+            ),
             Estimator(
                 name="lower bound",
                 value=self.lower_bound,
@@ -203,20 +229,39 @@ def rung_verdict(result: AuditResult, rung: str) -> str:
 
 def ladder_table(result: AuditResult) -> tuple[list[str], list[list[str]]]:
     """Heads and cells of the ladder for terminals and notebooks: one line for each adversary."""
-    heads = ["adversary", "shown", "ε", "95 % interval", "lower bound", "floor", "paper's ε", "paper's ε_lo", "verdict"]
+    heads = [
+        *("adversary", "shown", "ε", "95 % interval", GAUSSIAN_HEAD, ANY_LAW_HEAD),
+        *("floor", "paper's ε", "paper's ε_lo", "verdict"),
+    ]
     lines = [
         [
             f"{row.rung}, pooled" if row.pooled else row.rung,
             "" if row.presentations is None else f"{row.presentations}×",
-            format_number(row.epsilon),
-            format_interval(row.interval),
-            *map(format_number, (row.lower_bound, row.floor, row.paper_epsilon, row.paper_lower_bound)),
+            *measured_cells(row),
+            *map(format_number, (row.lower_bound_gaussian, row.lower_bound)),
+            *map(format_number, (row.floor, row.paper_epsilon, row.paper_lower_bound)),
             rung_verdict(result, row.rung),
         ]
         for row in table_rows(result)
     ]
     judged = any(line[-1] for line in lines)
     return (heads, lines) if judged else (heads[:-1], [line[:-1] for line in lines])
+
+
+def bound_notes(result: AuditResult) -> list[str]:
+    """What the two lower bounds assume, and why the one for Gaussian noise is withheld where it is."""
+    names: dict[str, list[str]] = {}
+    for row in table_rows(result):
+        if row.gaussian.withheld not in ("", NO_LAW):
+            names.setdefault(row.gaussian.withheld, []).append(row.name)
+    return [ASSUMPTIONS, *(f"{', '.join(rows)}: not offered if Gaussian: {why}" for why, rows in names.items())]
+
+
+def measured_cells(row: TableRow) -> tuple[str, str]:
+    """The estimate and its interval, with the digits that the interval carries."""
+    if row.interval is None:
+        return format_number(row.epsilon), format_interval(None)
+    return format_measured(row.epsilon, row.interval)
 
 
 def row_warnings(result: AuditResult) -> list[str]:

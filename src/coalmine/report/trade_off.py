@@ -6,14 +6,14 @@ import numpy as np
 from scipy.special import ndtr, ndtri
 
 from coalmine.argument_checks import Floats
-from coalmine.report.plots import CLAIM, OBSERVED
+from coalmine.report.plots import ANALYTICAL, CLAIM, OBSERVED
 from coalmine.report.table_rows import TableRow, main_rows
 from coalmine.result.audit_result import AuditResult
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-SMALLEST_RATE = 1e-6
+SMALLEST_RATE, SMALLEST_DELTA = 1e-6, 1e-12
 
 
 def curve(ax: "Axes", result: AuditResult) -> "Axes":
@@ -23,6 +23,9 @@ def curve(ax: "Axes", result: AuditResult) -> "Axes":
         raise ValueError("a curve needs an attacker whose scores are normal, such as known-others: pass `others`")
     rates = np.geomspace(SMALLEST_RATE, 1.0, 400)
     ax.plot(rates, false_negatives(row, rates), color=OBSERVED, lw=2, label=f"{row.name}, measured")
+    if row.gaussian.interval is not None:
+        band = result.tradeoff(rates)
+        ax.fill_between(rates, band.low, band.high, color=OBSERVED, alpha=0.25, lw=0, label="95 % band if Gaussian")
     if result.claim is not None:
         allowed = least_false_negatives(rates, result.claim.epsilon, result.settings.delta)
         ax.plot(rates, allowed, color=CLAIM, lw=1.5, ls="--", label="least that the claim allows")
@@ -30,6 +33,20 @@ def curve(ax: "Axes", result: AuditResult) -> "Axes":
     ax.set_xlabel("false positive rate")
     ax.set_ylabel("false negative rate")
     ax.set_ylim(-0.02, 1.02)
+    return ax
+
+
+def profile(ax: "Axes", result: AuditResult) -> "Axes":
+    """δ(ε) with its band, beside that of the stated noise."""
+    found = result.privacy_profile()
+    ax.fill_between(found.epsilons, found.low, found.high, color=OBSERVED, alpha=0.25, lw=0, label="95 % band")
+    ax.plot(found.epsilons, found.deltas, color=OBSERVED, lw=2, label="measured")
+    if found.analytical is not None:
+        ax.plot(found.epsilons, found.analytical, color=ANALYTICAL, lw=1.5, label="analytical")
+    ax.set_yscale("log")
+    ax.set_ylim(SMALLEST_DELTA, 1.0)
+    ax.set_xlabel("ε")
+    ax.set_ylabel("δ")
     return ax
 
 

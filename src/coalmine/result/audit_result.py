@@ -7,24 +7,35 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy.typing as npt
+
 from coalmine.estimators.gaussian_fit import EpsilonEstimate
 from coalmine.estimators.intervals import Interval
 from coalmine.estimators.mechanism import mechanism_noise
 from coalmine.evidence.gauges.gauge import GaugeResult, by_gauge, status_of
+from coalmine.evidence.gaussian_bound import CONFIDENCE, GaussianBound
 from coalmine.evidence.unknown_round import LossFit
 from coalmine.log.commitment import SCHEMA_VERSION
 from coalmine.log.run_directory import RunDirectory
 from coalmine.measure.settings import Settings
+from coalmine.result.curves import (
+    GaussianPrivacy,
+    PrivacyProfile,
+    TradeOff,
+    gaussian_privacy,
+    privacy_profile,
+    tradeoff,
+)
 from coalmine.result.trainer_section import TrainerSection
 from coalmine.verdict.alarm import Alarm
 from coalmine.verdict.claim import TERMS, Claim
 from coalmine.verdict.coverage import AuditedItem
 from coalmine.verdict.verdict import NO_VERDICT, Verdict
 
-CONFIDENCE = 0.95
 CLAIM_FIELDS = ("sensitivity", "sampling", "noise_multiplier", "sampler_observed", *TERMS)  # stored if a claim has them
 COUNTS_SAMPLING = "claim_counts_sampling"
 MU = "claim_mu"
+UNTESTED_ROWS = "How real rows enter the sum was not tested."
 RENDERER = "coalmine.report.result_text"
 TOP_LEVEL_SETTINGS = ("dim", "delta", "canaries", "unobserved", "kind")  # settings at the top level of result.json
 
@@ -33,6 +44,7 @@ TOP_LEVEL_SETTINGS = ("dim", "delta", "canaries", "unobserved", "kind")  # setti
 class Row:
     """One adversary, for canaries presented equally often. `lower_bound` is valid; `paper_lower_bound` is not.
 
+    `gaussian` has the larger lower bound and the interval that hold if the noise is Gaussian, or why they are withheld.
     Under correlated noise the estimate is for a client of this `sensitivity`, in clip norms: the canaries' root mean
     square. `fit` is the goodness of fit of the scores of unknown-round to the accountant's law.
     """
@@ -46,6 +58,12 @@ class Row:
     warnings: tuple[str, ...] = ()
     sensitivity: float | None = None
     fit: LossFit | None = None
+    gaussian: GaussianBound
+
+    @property
+    def lower_bound_gaussian(self) -> float | None:
+        """The lower bound if the noise is Gaussian; None if it is withheld."""
+        return self.gaussian.lower_bound
 
     def to_dict(self) -> dict[str, Any]:
         exposed: dict[str, Any] = {} if self.sensitivity is None else {"sensitivity": self.sensitivity}
@@ -56,6 +74,7 @@ class Row:
             "canaries": self.canaries,
             **self.estimate.to_dict(),
             "lower_bound": self.lower_bound,
+            **self.gaussian.to_dict(),
             "confidence": CONFIDENCE,
             "paper": {"epsilon": self.paper_epsilon, "lower_bound": self.paper_lower_bound},
             "warnings": list(self.warnings),
@@ -89,6 +108,11 @@ class Adversary:
         """The valid lower bound of the first row."""
         return self.headline.lower_bound
 
+    @property
+    def lower_bound_gaussian(self) -> float | None:
+        """The lower bound of the first row if the noise is Gaussian; None if it is withheld."""
+        return self.headline.lower_bound_gaussian
+
     def row_for(self, participations: int | None) -> Row:
         """The row of canaries with this many presentations, or else the one with the most canaries."""
         return next((row for row in self.rows if row.presentations == participations), self.headline)
@@ -112,11 +136,13 @@ class Headline:
     participations: int | None
     epsilon: float
     interval: tuple[float, float] | None
+    gaussian: GaussianBound
     pooled: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         interval = None if self.interval is None else list(self.interval)
-        return vars(self) | {"interval": interval}
+        values = {name: value for name, value in vars(self).items() if name != "gaussian"}
+        return values | {"interval": interval, **self.gaussian.to_dict()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -245,6 +271,19 @@ class AuditResult:
             "notes": list(self.log_notes),
         }
 
+    @property
+    def mu(self) -> GaussianPrivacy:
+        """μ of Gaussian differential privacy with its interval, for the strongest attacker who knows rounds."""
+        return gaussian_privacy(self)
+
+    def tradeoff(self, rates: npt.ArrayLike | None = None) -> TradeOff:
+        """The trade-off function of f-DP with its band: an attacker's false negatives at these rates of false positives."""
+        return tradeoff(self, rates)
+
+    def privacy_profile(self, epsilons: npt.ArrayLike | None = None) -> PrivacyProfile:
+        """The privacy profile δ(ε) with its band."""
+        return privacy_profile(self, epsilons)
+
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "AuditResult":
         """The inverse of `to_dict`, also after conversion to JSON and back; ValueError for anything else."""
@@ -258,7 +297,8 @@ class AuditResult:
         checked = [item.name for item in self.audited if item.status == "checked"]
         rest = [item.name for item in self.audited if item.is_open]
         text = f"This PASS covers: {', '.join(checked) or 'the canaries alone'}."
-        return f"{text} It does not cover: {', '.join(rest)}." if rest else text
+        text = f"{text} It does not cover: {', '.join(rest)}." if rest else text
+        return f"{text} {UNTESTED_ROWS}" if "rows" in rest else text
 
     def __str__(self) -> str:
         return str(_text().brief(self))
@@ -277,8 +317,8 @@ class AuditResult:
     def plot(self, kind: str = "ladder", **options: Any) -> Any:
         """Draw the result, and return the matplotlib Axes; `options` are those of the plot.
 
-        The kinds are "ladder", each adversary's interval beside the claim, and "curve", the trade-off between false
-        positives and false negatives. Needs matplotlib: `pip install 'coalmine[report]'`.
+        The kinds are "ladder", each adversary's interval beside the claim, "curve", the trade-off between false positives
+        and false negatives, and "profile", δ(ε). Needs matplotlib: `pip install 'coalmine[report]'`.
         """
         return _text().draw(self, kind, **options)
 

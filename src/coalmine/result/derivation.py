@@ -7,11 +7,11 @@ from dataclasses import replace
 import numpy as np
 
 from coalmine.argument_checks import count_of, nonnegative_array, one_number, short_repr, whole_number
-from coalmine.estimators.sampling import FixedSize, Poisson
+from coalmine.estimators.sampling import FixedSize, Poisson, Sampling
 from coalmine.evidence.gauges.gauge_reader import GaugeReader
+from coalmine.evidence.gaussian_gate import BY_COHORT, NO_SAMPLER, OTHER_SAMPLER, GaussianGate
 from coalmine.evidence.ladder import LadderReader, Scores, presented_times
 from coalmine.evidence.noise_schedule import NoiseSchedule
-from coalmine.evidence.noise_signal import NoiseSignal
 from coalmine.evidence.stated_noise import StatedReader
 from coalmine.evidence.unknown_round import RUNG as UNKNOWN
 from coalmine.evidence.unknown_round import UnknownRound, UnknownRoundReader, stated_multiplier
@@ -22,13 +22,22 @@ from coalmine.measure.settings import FEWEST, Settings, presentation_counts
 from coalmine.result.audit_result import Adversary, AuditResult, Row, SmallGroup
 from coalmine.result.rows import make_headline, make_row, make_sampled_row, sampled_headline, without_bound
 from coalmine.verdict.alarm import Alarm, AlarmReader
-from coalmine.verdict.amplified_claim import SampledClaim, judge_sampled, moves_in_groups, read_claim, with_schedule
+from coalmine.verdict.amplified_claim import (
+    SAMPLING,
+    SampledClaim,
+    judge_sampled,
+    moves_in_groups,
+    read_claim,
+    with_schedule,
+)
 from coalmine.verdict.claim import Claim
-from coalmine.verdict.claim_context import RunFacts
+from coalmine.verdict.claim_context import ClaimContext, RunFacts, context_of
 from coalmine.verdict.coverage import AuditedItem, CoverageReader, audited_items, checked_items
+from coalmine.verdict.findings.amplified import DividedByCohort, SampledAsClaimed, SamplerNotObserved, TooFewPicks
 from coalmine.verdict.findings.missing import PipelineDiffers
 from coalmine.verdict.mechanism_claim import judge, judge_unclaimed
 from coalmine.verdict.outcome import PASS, VIOLATION
+from coalmine.verdict.replayed_rows import judge_rows
 from coalmine.verdict.verdict import Verdict
 
 LEAST_NOISE = 1e-3  # noise multiplier below which every score is certain
@@ -94,10 +103,14 @@ def derive_result(
     if alarm is not None:
         verdict = verdict if verdict is not None and verdict.outcome == VIOLATION else alarm.verdict
         notes.append(str(alarm))
+    verdict = _with_rows(
+        verdict, audited, None if claim is None else context_of(claim, rungs, gauges, run, _needs(sampled))
+    )
     verdict = _without_pass(verdict, audited)
     notes += _equal_noise(claim, run) + gauge_reader.notes()
     notes += _one_look(log, settings, verdict, alarm)
-    adversaries, more, small_groups = _adversaries(rungs, by_rung, unknown, settings)
+    gate = GaussianGate.of(gauges, gauge_reader.rounds, sampler=_sampler_doubt(legs))
+    adversaries, more, small_groups = _adversaries(rungs, by_rung, unknown, settings, gate)
     notes += more
     if UNKNOWN in adversaries and moves_in_groups(legs):
         adversaries[UNKNOWN] = without_bound(adversaries[UNKNOWN])
@@ -118,6 +131,7 @@ def derive_result(
         else make_headline(
             rungs,
             settings,
+            gate,
             rung=None if verdict is None else verdict.rung,
             participations=participations,
             sensitivity=sensitivity,
@@ -149,6 +163,19 @@ def _equal_noise(claim: Claim | None, run: RunFacts) -> list[str]:
         f"the noise is taken to be equal in all rounds, as {count_of(run.without_noise, 'round')} did not state it: if it "
         "changes, pass noise_std in every round"
     ]
+
+
+def _needs(sampled: SampledClaim | None) -> tuple[float, Sampling] | None:
+    """The noise multiplier that an amplified claim needs, and its scheme."""
+    return None if sampled is None else (sampled.required_noise, sampled.sampling)
+
+
+def _with_rows(verdict: Verdict | None, audited: Iterable[AuditedItem], context: ClaimContext | None) -> Verdict | None:
+    """The verdict with what replayed rows show of the claim."""
+    item = next((item for item in audited if item.name == "rows"), None)
+    if verdict is None or context is None or item is None or item.replayed is None:
+        return verdict
+    return judge_rows(verdict, item.replayed, context)
 
 
 def _replaced(claim: Claim | None, judged: Claim) -> list[str]:
@@ -216,7 +243,11 @@ def _in_order(rungs: list[Scores], unknown: UnknownRound | None) -> list[Scores]
 
 
 def _adversaries(
-    rungs: list[Scores], by_rung: dict[str, Verdict], unknown: UnknownRound | None, settings: Settings
+    rungs: list[Scores],
+    by_rung: dict[str, Verdict],
+    unknown: UnknownRound | None,
+    settings: Settings,
+    gate: GaussianGate,
 ) -> tuple[dict[str, Adversary], list[str], list[SmallGroup]]:
     """Each rung's rows, one for each number of presentations, notes on those without a result, and groups too small.
 
@@ -233,9 +264,9 @@ def _adversaries(
         for scores in groups:
             try:
                 if unknown is not None and name == UNKNOWN:
-                    row = _sampled_row(unknown, rungs, settings)
+                    row = _sampled_row(unknown, rungs, settings, gate)
                 else:
-                    row = make_row(scores, settings)
+                    row = make_row(scores, settings, gate)
             except ValueError as error:  # constant scores, for example: the other rungs still have a result
                 notes.append(f"{name}: {error}")
                 continue
@@ -274,11 +305,23 @@ def _unknown_rounds(
     return UnknownRoundReader(settings, sampling, noise), None
 
 
-def _sampled_row(unknown: UnknownRound, rungs: list[Scores], settings: Settings) -> Row | None:
+def _sampler_doubt(legs: dict[str, Verdict]) -> str:
+    """Why nothing may assume that the sampler is the declared one; empty if its tests support it."""
+    if SAMPLING not in legs:
+        return NO_SAMPLER
+    finding = legs[SAMPLING].finding
+    if isinstance(finding, SamplerNotObserved):
+        return NO_SAMPLER
+    if isinstance(finding, DividedByCohort):
+        return BY_COHORT
+    return "" if isinstance(finding, SampledAsClaimed | TooFewPicks) else OTHER_SAMPLER
+
+
+def _sampled_row(unknown: UnknownRound, rungs: list[Scores], settings: Settings, gate: GaussianGate) -> Row | None:
     groups = [scores for scores in rungs if scores.rung == "known-others"]
     if not groups or settings.canaries < FEWEST or all(np.ptp(scores.observed) == 0 for scores in groups):
         return None
-    return make_sampled_row(unknown, NoiseSignal.of(groups), settings)
+    return make_sampled_row(unknown, groups, settings, gate)
 
 
 def _run_facts(log: RecordedRounds, settings: Settings, stated: StatedReader, clients: int | None) -> RunFacts:

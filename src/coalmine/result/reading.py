@@ -8,6 +8,7 @@ from msgspec import convert
 
 from coalmine.argument_checks import short_repr
 from coalmine.evidence.gauges.gauge import GaugeResult, Status, statistic_of
+from coalmine.evidence.gaussian_bound import GaussianBound
 from coalmine.measure.settings import Settings
 from coalmine.result.audit_result import (
     CLAIM_FIELDS,
@@ -163,8 +164,18 @@ def _row(row: Mapping[str, Any]) -> Row:
         "warnings": row["warnings"],
         "sensitivity": _maybe(row.get("sensitivity")),
         "fit": row.get("fit"),
+        "gaussian": _gaussian(row),
     }
     return convert(shaped | {"estimate": whole}, Row)
+
+
+def _gaussian(values: Mapping[str, Any]) -> dict[str, Any]:
+    interval = values["interval_gaussian"]
+    return {
+        "lower_bound": _maybe(values["lower_bound_gaussian"]),
+        "interval": None if interval is None else _two(interval),
+        "withheld": values["gaussian_withheld"] or "",
+    }
 
 
 def _gauge_results(gauges: Mapping[str, Any]) -> Iterator[GaugeResult]:
@@ -189,6 +200,7 @@ def _headline(top: Mapping[str, Any]) -> Headline:
         participations=convert(top["participations"], int | None),
         epsilon=_number(top["epsilon"]),
         interval=None if top["interval"] is None else _two(top["interval"]),
+        gaussian=convert(_gaussian(top), GaussianBound),
         pooled=convert(top["pooled"], bool),
     )
 

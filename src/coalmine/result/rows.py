@@ -16,19 +16,27 @@ from coalmine.estimators.intervals import Floor, Interval
 from coalmine.estimators.loss_law import allocation_laws, loss_epsilon
 from coalmine.estimators.normality import AndersonDarling
 from coalmine.estimators.sampling import RandomAllocation, Sampling
+from coalmine.evidence.gaussian_bound import (
+    CONFIDENCE,
+    KNOWN_RUNGS,
+    GaussianBound,
+    gaussian_bound,
+    known_rounds_bound,
+)
+from coalmine.evidence.gaussian_gate import GaussianGate
 from coalmine.evidence.ladder import RUNGS, Scores
 from coalmine.evidence.noise_signal import NoiseSignal
 from coalmine.evidence.unknown_round import UnknownRound
 from coalmine.measure.settings import FEWEST, Settings
-from coalmine.result.audit_result import CONFIDENCE, Adversary, Headline, Row, interval_ends
+from coalmine.result.audit_result import Adversary, Headline, Row, interval_ends
 
 POOR_FIT = 0.01  # p-value of the goodness of fit below which there is a warning
 SMALLEST_SIGNAL = 1e-4  # value of 1/z up to which nothing leaks
 ABOVE = "the lower bound lies above the interval"
-KNOWN_RUNGS = ("known-round", "known-others")
+IN_GROUPS = "canaries are picked in groups"
 
 
-def make_row(scores: Scores, settings: Settings) -> Row | None:
+def make_row(scores: Scores, settings: Settings, gate: GaussianGate) -> Row | None:
     """The figures of one group of scores; None if it is too small."""
     estimate = _estimate(scores, settings)
     if estimate is None:
@@ -41,6 +49,7 @@ def make_row(scores: Scores, settings: Settings) -> Row | None:
             canaries=scores.observed.size,
             estimate=estimate,
             lower_bound=bound,
+            gaussian=gaussian_bound(scores, estimate, gate, delta).beside(bound),
             paper_epsilon=estimate.epsilon if scores.null is None else _paper_epsilon(scores, settings),
             paper_lower_bound=epsilon_lower_bound(
                 scores.bounded, null=null, delta=delta, confidence=CONFIDENCE, method="paper"
@@ -69,12 +78,14 @@ def _consistent(row: Row) -> Row:
     return replace(row, estimate=replace(row.estimate, interval=None), warnings=(*row.warnings, warning))
 
 
-def make_sampled_row(reading: UnknownRound, signal: NoiseSignal, settings: Settings) -> Row:
+def make_sampled_row(reading: UnknownRound, groups: list[Scores], settings: Settings, gate: GaussianGate) -> Row:
     """The figures of unknown-round: the accountant's epsilon at the measured noise, and the bound from the scores.
 
     Epsilon falls as noise grows, so the interval of the noise maps to one of epsilon. Both assume the declared scheme.
+    `groups` are the scores of known-others, of all canaries that were ever picked.
     """
-    delta, sampling = settings.delta, reading.sampling
+    delta, sampling, signal = settings.delta, reading.sampling, NoiseSignal.of(groups)
+    least = signal.lower_limit(CONFIDENCE)
     low, high = signal.interval(CONFIDENCE)
     null_signal = ndtri(0.95) / math.sqrt(signal.weight)  # 95 % quantile of the estimate of 1/z when nothing leaks
     best = _accounted(signal.beta, sampling, delta)
@@ -83,6 +94,10 @@ def make_sampled_row(reading: UnknownRound, signal: NoiseSignal, settings: Setti
     else:
         ends = (_accounted(low, sampling, delta).low, float(_accounted(high, sampling, delta)))
         floor_epsilon = float(_accounted(null_signal, sampling, delta))
+    withheld = gate.unknown_rounds(groups)
+    gaussian = GaussianBound(withheld=withheld)
+    if not withheld:
+        gaussian = GaussianBound(lower_bound=_accounted(least, sampling, delta).low, interval=ends)
     floor = Floor(0.0, floor_epsilon)
     estimate = EpsilonEstimate(
         epsilon=float(best),
@@ -122,6 +137,7 @@ def make_sampled_row(reading: UnknownRound, signal: NoiseSignal, settings: Setti
             canaries=reading.observed.size,
             estimate=estimate,
             lower_bound=bounds["simultaneous"],
+            gaussian=gaussian.beside(bounds["simultaneous"]),
             paper_epsilon=math.nan,
             paper_lower_bound=bounds["paper"],
             warnings=tuple(warnings),
@@ -132,12 +148,13 @@ def make_sampled_row(reading: UnknownRound, signal: NoiseSignal, settings: Setti
 
 def without_bound(unknown: Adversary) -> Adversary:
     """The rung without its lower bound, which is not valid if canaries are picked in groups."""
-    warning = "canaries are picked in groups, so their scores are not independent: there is no lower bound"
+    warning = f"{IN_GROUPS}, so their scores are not independent: there is no lower bound"
     rows = []
     for row in unknown.rows:
         kept = [line for line in row.warnings if not line.startswith(ABOVE)]
         told = warning + (" and no interval" if len(kept) < len(row.warnings) else "")
-        rows.append(replace(row, lower_bound=0.0, paper_lower_bound=0.0, warnings=(*kept, told)))
+        gaussian = GaussianBound(withheld=IN_GROUPS)
+        rows.append(replace(row, lower_bound=0.0, gaussian=gaussian, paper_lower_bound=0.0, warnings=(*kept, told)))
     return replace(unknown, rows=tuple(rows))
 
 
@@ -228,12 +245,19 @@ def sampled_headline(unknown: Adversary | None) -> Headline | None:
     """The headline of an amplified claim: the estimate of unknown-round."""
     if unknown is None:
         return None
-    return Headline(rung=unknown.name, participations=None, epsilon=unknown.epsilon, interval=unknown.interval)
+    return Headline(
+        rung=unknown.name,
+        participations=None,
+        epsilon=unknown.epsilon,
+        interval=unknown.interval,
+        gaussian=unknown.headline.gaussian,
+    )
 
 
 def make_headline(
     rungs: list[Scores],
     settings: Settings,
+    gate: GaussianGate,
     *,
     rung: str | None,
     participations: int | None,
@@ -264,9 +288,10 @@ def make_headline(
                 participations=alone[0].presentations,
                 epsilon=estimate.epsilon,
                 interval=interval_ends(estimate.interval),
+                gaussian=gaussian_bound(alone[0], estimate, gate, settings.delta),
             )
             return _below_bounds(headline, alone[:1], settings)
-        pooled = _pooled_headline(name, groups, settings, times, sensitivity if heavier else None)
+        pooled = _pooled_headline(name, groups, settings, gate, times, sensitivity if heavier else None)
         same = [s for s in groups if s.presentations == times and s.observed.size >= FEWEST]
         return _below_bounds(pooled, [] if heavier else same, settings)
     except ValueError:  # constant scores, which the notes report
@@ -274,16 +299,22 @@ def make_headline(
 
 
 def _below_bounds(headline: Headline | None, groups: list[Scores], settings: Settings) -> Headline | None:
-    """The headline without its interval if a lower bound of the same client lies above it."""
-    if headline is None or headline.interval is None:
-        return headline
-    if any(_lower_bound(scores, settings) > headline.interval[1] for scores in groups):
-        return replace(headline, interval=None)
-    return headline
+    """The headline without its intervals if a lower bound of the same client lies above them."""
+    if headline is None:
+        return None
+    bound = max((_lower_bound(scores, settings) for scores in groups), default=0.0)
+    if headline.interval is not None and bound > headline.interval[1]:
+        headline = replace(headline, interval=None)
+    return replace(headline, gaussian=headline.gaussian.beside(bound))
 
 
 def _pooled_headline(
-    name: str, groups: list[Scores], settings: Settings, times: int | None, sensitivity: float | None
+    name: str,
+    groups: list[Scores],
+    settings: Settings,
+    gate: GaussianGate,
+    times: int | None,
+    sensitivity: float | None,
 ) -> Headline | None:
     """β from all canaries, and the epsilon of a client who takes part `times` times, or has that sensitivity."""
     weight = float(sum(s.observed.size * s.exposure for s in groups))
@@ -310,5 +341,6 @@ def _pooled_headline(
         participations=times,
         epsilon=estimate.epsilon,
         interval=interval_ends(estimate.interval),
+        gaussian=known_rounds_bound(groups, exposure, gate, settings.delta),
         pooled=True,
     )

@@ -14,7 +14,7 @@ import torch
 
 from coalmine.argument_checks import (
     delta_array,
-    nonnegative_array,
+    nonnegative,
     one_number,
     one_of,
     short_repr,
@@ -107,7 +107,7 @@ class PrivacySettings:
     divide_by: str | None = None  # default: the expected number under Poisson sampling, otherwise the actual one
 
     def __post_init__(self) -> None:
-        nonnegative_array("privacy.noise_multiplier", one_number("privacy.noise_multiplier", self.noise_multiplier))
+        nonnegative("privacy.noise_multiplier", self.noise_multiplier)
         one_of("privacy.noise", self.noise, NOISES)
         if (self.noise == "banded") != (self.bands is not None):
             raise ValueError("privacy.bands must be given with noise banded, and only then")
@@ -121,9 +121,9 @@ class PrivacySettings:
         if not 0 < one_number("privacy.clip_norm", self.clip_norm) <= LARGEST_CLIP:
             raise ValueError(f"privacy.clip_norm must be above 0 and at most {LARGEST_CLIP:g}, got {self.clip_norm}")
         unit_interval("privacy.quantile", self.quantile)
-        nonnegative_array("privacy.clip_rate", one_number("privacy.clip_rate", self.clip_rate))
+        nonnegative("privacy.clip_rate", self.clip_rate)
         if self.count_noise is not None:
-            nonnegative_array("privacy.count_noise", one_number("privacy.count_noise", self.count_noise))
+            nonnegative("privacy.count_noise", self.count_noise)
         if self.divide_by is not None:
             one_of("privacy.divide_by", self.divide_by, DIVISORS)
 

@@ -1,5 +1,6 @@
 """The calls of a check: the updates, the releases, and their audit."""
 
+import contextlib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -17,6 +18,8 @@ from coalmine.evidence.gauges.gauge_reader import GaugeReader
 from coalmine.evidence.gauges.gauged_rounds import Pairs
 from coalmine.evidence.gauges.repetition import Repetition
 from coalmine.evidence.gauges.subspace import Subspace
+from coalmine.evidence.gaussian_bound import GaussianBound
+from coalmine.evidence.gaussian_gate import NOT_MEASURED
 from coalmine.evidence.ladder import LadderReader
 from coalmine.evidence.noise_signal import NoiseSignal
 from coalmine.evidence.stated_noise import StatedReader
@@ -42,6 +45,7 @@ TINY = np.finfo(float).tiny
 STEADY_LEVEL = 1e-6  # that a steady contribution of the canaries is taken for a changing one
 MOST_KEPT = 20_000  # most coordinates of each call that are compared between calls
 RUNG = "known-others"
+NO_NOISE = "there is practically no noise"
 ROUNDED_RELEASE = "the release is rounded: it has half precision or fewer bits, or lies on a grid"
 ROUNDED_NOISE = (
     "the noise was drawn in half precision, or has no more bits: its scale is right, but its values lie on a grid, and a "
@@ -303,7 +307,11 @@ class ReleaseTrials:
         with np.errstate(divide="ignore", invalid="ignore"):  # without any noise
             result = derive_result(audit.log, audit.settings, claim=self._mechanism.claim, others_complete=True)
             groups = [scores for scores in derive_scores(audit.log, audit.settings) if scores.rung == RUNG]
-        return replace(result, headline=self._headline(NoiseSignal.of(groups)) if groups else None)
+        if not groups:
+            return replace(result, headline=None)
+        known = result.adversaries.get(RUNG)
+        withheld = NOT_MEASURED if known is None else known.headline.gaussian.withheld
+        return replace(result, headline=self._headline(NoiseSignal.of(groups), withheld))
 
     def _audited(self, pattern: Pattern) -> Audit:
         """An audit that has observed these calls."""
@@ -334,21 +342,22 @@ class ReleaseTrials:
         noise = (made.vector - unit * self._units(made.group).sum(axis=0)).astype(np.float32)
         return ROUNDED_NOISE if resolution_of(noise.astype(np.float64)) else None
 
-    def _headline(self, signal: NoiseSignal) -> Headline:
-        """mechanism_epsilon(1/(aβ)): the epsilon of one call, with its interval."""
+    def _headline(self, signal: NoiseSignal, withheld: str = NOT_MEASURED) -> Headline:
+        """mechanism_epsilon(1/(aβ)): the epsilon of one call, with its interval and, unless `withheld`, the bound."""
         delta, exposure = self._mechanism.delta, self._mechanism.claim.sensitivity or 1.0
 
         def epsilon(beta: float) -> float:
             return float(mechanism_epsilon(1 / (exposure * beta), delta=delta)) if beta > 0 else 0.0
 
-        if math.isinf(signal.beta):
-            return Headline(rung=RUNG, participations=1, epsilon=math.inf, interval=None, pooled=True)
-        try:
-            low, high = signal.interval(CONFIDENCE)
-            interval = (epsilon(low), epsilon(high))
-        except (ValueError, RuntimeError):  # practically no noise: the ends cannot be bracketed
-            interval = None
-        return Headline(rung=RUNG, participations=1, epsilon=epsilon(signal.beta), interval=interval, pooled=True)
+        interval, best, gaussian = None, math.inf, GaussianBound(withheld=withheld or NO_NOISE)
+        if not math.isinf(signal.beta):
+            best = epsilon(signal.beta)
+            with contextlib.suppress(ValueError, RuntimeError):  # practically no noise: the ends cannot be bracketed
+                low, high = signal.interval(CONFIDENCE)
+                interval = (epsilon(low), epsilon(high))
+                if not withheld:
+                    gaussian = GaussianBound(lower_bound=epsilon(signal.lower_limit(CONFIDENCE)), interval=interval)
+        return Headline(rung=RUNG, participations=1, epsilon=best, interval=interval, gaussian=gaussian, pooled=True)
 
     def _unit(self, pattern: Pattern) -> float | None:
         """The contribution of a canary of the clip norm to a sum or a mean, if the measured one fits; otherwise None.

@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 from coalmine.argument_checks import (
     Floats,
     WrongTypeError,
-    one_number,
+    positive,
     positive_array,
     short_repr,
     unit_interval,
@@ -110,17 +110,17 @@ def checked_mechanism(
         )
     mechanism = Mechanism(
         release=release,
-        epsilon=float(positive_array("epsilon", one_number("epsilon", epsilon))),
+        epsilon=positive("epsilon", epsilon),
         delta=unit_interval("delta", delta),
         dim=coordinates,
         clients=count,
-        clip_norm=float(positive_array("clip_norm", one_number("clip_norm", clip_norm))),
+        clip_norm=positive("clip_norm", clip_norm),
         adjacency=adjacency,
         aggregate=aggregate,
         weights=_checked_weights(weights, count),
         form=UpdateForm.of(updates, like, layers),
         noise=noise,
-        scale=float(positive_array("scale", one_number("scale", scale))),
+        scale=positive("scale", scale),
         most_calls=None if most_calls is None else whole_number("most_calls", most_calls, minimum=3),
     )
     if mechanism.epsilon > LARGEST_EPSILON:

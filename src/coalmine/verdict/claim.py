@@ -97,6 +97,13 @@ class Claim:
 
         return claim_of_event(event, delta, neighboring_relation, **terms)
 
+    @classmethod
+    def from_curve(cls, delta: float, **curve: Any) -> "Claim":
+        """The claim of a μ, of ρ-zCDP (`zcdp`) or of `points` (ε, δ) about known rounds, judged where it is weakest."""
+        from coalmine.verdict.curve_claims import claim_of_curve  # which imports this module
+
+        return claim_of_curve(delta, **curve)
+
     def __post_init__(self) -> None:
         epsilon = one_number("claim", self.epsilon)
         if epsilon <= 0:

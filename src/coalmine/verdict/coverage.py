@@ -19,6 +19,7 @@ from coalmine.evidence.gauges.shared_draws import SharedDraws
 from coalmine.evidence.views import RoundViews
 from coalmine.measure.settings import Settings
 from coalmine.verdict.findings.amplified import PickFacts
+from coalmine.verdict.replayed_rows import UNTESTED, ReplayedRows
 from coalmine.verdict.verdict import Verdict
 
 Status = Literal["checked", "failed", "not checked", "cannot be checked", "does not apply"]
@@ -32,6 +33,7 @@ ITEMS = (
     "sampler",
     "participations",
     "others",
+    "rows",
 )
 NAMED = 12  # most tensors that a sentence names
 
@@ -41,13 +43,14 @@ class AuditedItem:
     """One item of the list: its name from `ITEMS`, its status, and the reason in one sentence.
 
     An integration states "failed" if it saw that the item is not as claimed: then there is no PASS. `source` is where the
-    statement comes from: the audit itself, or its pipeline.
+    statement comes from: the audit itself, or its pipeline. `replayed` holds the replayed steps of the item "rows".
     """
 
     name: str
     status: Status
     detail: str
     source: Source = "pipeline"
+    replayed: ReplayedRows | None = None
 
     def __post_init__(self) -> None:
         one_of("an audited item", self.name, ITEMS)
@@ -61,7 +64,15 @@ class AuditedItem:
         return self.status not in ("checked", "does not apply")
 
     def to_dict(self) -> dict[str, Any]:
-        return {"status": self.status, "detail": self.detail, "source": self.source}
+        values = {"status": self.status, "detail": self.detail, "source": self.source}
+        return values if self.replayed is None else values | {"replayed": self.replayed.to_dict()}
+
+    @classmethod
+    def of_rows(cls, replayed: ReplayedRows) -> "AuditedItem":
+        """The item "rows": what replayed steps showed."""
+        if not replayed.shown:
+            return cls("rows", "not checked", replayed.sentence(), replayed=replayed)
+        return cls("rows", "checked" if replayed.holds else "failed", replayed.sentence(), replayed=replayed)
 
 
 class CoverageReader:
@@ -115,6 +126,7 @@ def audited_items(
         _sampler(sampling),
         _participations(participations, planned, presentations, sampling),
         _others(facts, results),
+        AuditedItem("rows", "not checked", f"no step was run again without one row: {UNTESTED}"),
     ]
     items = {item.name: replace(item, source="audit") for item in own}
     tested = items["sampler"].status == "checked"

@@ -12,6 +12,7 @@ from coalmine.estimators.gaussian_fit import EpsilonEstimate, epsilon_estimate, 
 from coalmine.estimators.gaussians import Gaussian, gaussian_epsilon
 from coalmine.estimators.null import CosineNull
 from coalmine.estimators.variance import Variance
+from coalmine.evidence.gaussian_bound import GaussianBound, scores_bound
 from coalmine.evidence.ladder import Scores
 from coalmine.verdict.claim import Claim
 from coalmine.verdict.claim_context import RunFacts
@@ -45,6 +46,7 @@ class ScoresEstimate:
     method: str
     confidence: float
     lower_bound: float
+    gaussian: GaussianBound
     ceiling: float
     paper_epsilon: float
     paper_lower_bound: float
@@ -61,6 +63,7 @@ class ScoresEstimate:
             "confidence": self.confidence,
             **self.estimate.to_dict(),
             "lower_bound": self.lower_bound,
+            **self.gaussian.to_dict(),
             "method": self.method,
             "paper": {"epsilon": self.paper_epsilon, "lower_bound": self.paper_lower_bound},
             "ceiling": self.ceiling,
@@ -112,13 +115,17 @@ def estimate_from_scores(
         verdict = judge_scores(canaries, estimate, claim, delta=delta, known_others=known_others)
         if verdict.outcome == "UNDERPOWERED" and not known_others and _unobserved(null) is None:
             verdict = Verdict(finding=PossiblyHidden())
+    bound = epsilon_lower_bound(observed, null=null, method=method, **settings)
+    unobserved = null if isinstance(null, np.ndarray) else None
+    gaussian = scores_bound(estimate, unobserved, observed.size, _dof(canaries), **settings)
     return ScoresEstimate(
         canaries=canaries,
         delta=delta,
         estimate=estimate,
         method=method,
         confidence=confidence,
-        lower_bound=epsilon_lower_bound(observed, null=null, method=method, **settings),
+        lower_bound=bound,
+        gaussian=gaussian.beside(epsilon_lower_bound(observed, null=null, delta=delta, confidence=confidence)),
         ceiling=lower_bound_ceiling(observed.size, unobserved=_unobserved(null), method=method, **settings),
         paper_epsilon=gaussian_epsilon(fitted_null, fitted, delta=delta),
         paper_lower_bound=epsilon_lower_bound(observed, null=null, method="paper", **settings),
@@ -164,6 +171,11 @@ def _undecided(canaries: ScoredCanaries, claim: Claim, delta: float) -> Verdict:
     )
     ceiling = None if highest > claim.epsilon else highest
     return Verdict(finding=NoClosedForm(confidence=BOUND_CONFIDENCE, ceiling=ceiling))
+
+
+def _dof(canaries: ScoredCanaries) -> float:
+    """The number of directions from which the null's scale was estimated."""
+    return min(canaries.null_dof, getattr(canaries.null, "dof", math.inf))
 
 
 def _unobserved(null: CosineNull | Gaussian | Floats) -> int | None:

@@ -5,7 +5,7 @@ import warnings
 from dataclasses import replace
 from functools import lru_cache
 
-from coalmine.argument_checks import delta_array, nonnegative_array, one_number
+from coalmine.argument_checks import delta_array, nonnegative, one_number
 from coalmine.estimators.amplification.allocation import allocation_epsilon
 from coalmine.estimators.amplification.amplified import PLD, UNAMPLIFIED, AmplifiedEpsilon, unamplified_epsilon
 from coalmine.estimators.amplification.fixed_cohorts import fixed_size_epsilon, shuffled_epsilon
@@ -37,7 +37,7 @@ def amplified_epsilon(noise_multiplier: float, sampling: Sampling, delta: float)
 
 
 def _checked(noise_multiplier: float, delta: float) -> tuple[float, float]:
-    noise = float(nonnegative_array("noise_multiplier", one_number("noise_multiplier", noise_multiplier)))
+    noise = nonnegative("noise_multiplier", noise_multiplier)
     return noise, float(delta_array(one_number("delta", delta)))
 
 

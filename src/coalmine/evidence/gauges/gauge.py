@@ -214,6 +214,7 @@ class Gauge:
     item: ClassVar[str] = "noise law"  # the audited item that it contradicts, if it is outside its limits
     measures_length: ClassVar[bool] = False  # of the noise; then `noise_left` is a share of the stated noise
     in_alarm: ClassVar[bool] = True  # whether it may refute a claim during training
+    concerns_law: ClassVar[bool] = True  # whether bounds that assume Gaussian noise are withheld outside its limits
 
     def __init__(self, rounds: GaugedRounds) -> None:
         self.rounds = rounds

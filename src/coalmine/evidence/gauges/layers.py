@@ -37,6 +37,7 @@ class Layers(Gauge):
     order = 20
     item = "tensors"
     measures_length = True
+    concerns_law = False
     LAYER = Statistic(
         name="layer",
         meaning="length of the residual in this layer over that of the stated noise",

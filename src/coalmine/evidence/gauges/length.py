@@ -37,6 +37,7 @@ class Length(Gauge):
     order = 10
     item = "noise level"
     measures_length = True
+    concerns_law = False
     NOISE = Statistic(
         name="noise",
         meaning="length off the canaries over that of the stated noise",

@@ -37,6 +37,7 @@ class Training(Gauge):
     order = 110
     item = ""
     in_alarm = False
+    concerns_law = False
     MOVED = Statistic(
         name="layers moved",
         meaning="share of the layers whose weights differ from those before training",

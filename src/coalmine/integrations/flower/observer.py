@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from coalmine.argument_checks import whole_number
+from coalmine.argument_checks import nonnegative, positive, whole_number
 from coalmine.audit import Audit
 from coalmine.integrations.flower.arrays import RecordLayout, as_record
 from coalmine.integrations.flower.canary_clients import Announcement, checked_partitions, checked_seed
@@ -14,7 +14,7 @@ from coalmine.integrations.flower.model_audit import ModelAudit
 from coalmine.integrations.flower.scope import UNKNOWN_TO_OBSERVER, observer_items
 from coalmine.integrations.flower.warning_log import logger
 from coalmine.integrations.recorder import FinishedRun
-from coalmine.integrations.setup import CLIP_SCALE, nonnegative, positive
+from coalmine.integrations.setup import CLIP_SCALE
 from coalmine.result.audit_result import AuditResult
 from coalmine.verdict.claim import Claim
 

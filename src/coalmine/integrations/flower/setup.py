@@ -51,7 +51,7 @@ def audited(
 
     A bare number as `claim` is the epsilon of one client over the whole run: of the node that took part most often, and
     with the largest weight, as the server saw it. A PrivacyConfig of Flower, or an accountant with one, claims its
-    `max_epsilon`. `progress` and `log_to` are those of every integration (docs/how-to/integrate.md).
+    `max_epsilon`. `progress` and `log_to` are those of every integration (docs/how-to/alarm.md).
     """
     if not isinstance(strategy, Strategy):
         raise TypeError(f"strategy must be a strategy of flwr.serverapp, got {short_repr(strategy)}")

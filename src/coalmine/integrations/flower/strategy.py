@@ -9,6 +9,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
+from coalmine.argument_checks import positive
 from coalmine.audit import Audit
 from coalmine.integrations.flower.arrays import as_record
 from coalmine.integrations.flower.canary_clients import (
@@ -40,7 +41,7 @@ from coalmine.integrations.flower.strategy_audit import StrategyAudit
 from coalmine.integrations.flower.warning_log import logger
 from coalmine.integrations.flower.weights import Averaged, reply_weights
 from coalmine.integrations.flower.wrapped import Wrapped
-from coalmine.integrations.setup import CLIP_SCALE, positive, refuse_finished
+from coalmine.integrations.setup import CLIP_SCALE, refuse_finished
 
 DEPLOYED = ("HttpGrid", "GrpcGrid")  # by name: simulations have an InMemoryGrid, and flwr.superlink is not public
 

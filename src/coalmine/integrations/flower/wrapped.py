@@ -20,7 +20,7 @@ from flwr.serverapp.strategy import (
     Strategy,
 )
 
-from coalmine.integrations.setup import nonnegative, positive
+from coalmine.argument_checks import nonnegative, positive
 
 SERVER_CLIP = (DifferentialPrivacyServerSideFixedClipping, DifferentialPrivacyServerSideAdaptiveClipping)
 CLIENT_CLIP = (DifferentialPrivacyClientSideFixedClipping, DifferentialPrivacyClientSideAdaptiveClipping)

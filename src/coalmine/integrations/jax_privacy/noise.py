@@ -7,9 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax_privacy.matrix_factorization.streaming_matrix import StreamingMatrix
 
-from coalmine.argument_checks import whole_number
+from coalmine.argument_checks import nonnegative, positive, whole_number
 from coalmine.estimators.correlated import BandedNoise
-from coalmine.integrations.setup import nonnegative, positive
 
 MOST_BANDS = 256  # the coefficients of a strategy matrix are read from its first 256 steps
 SAME = 1e-4  # relative to the length of a column: smaller coefficients are rounding errors

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
-from coalmine.argument_checks import count_of, short_repr
+from coalmine.argument_checks import count_of, positive, short_repr
 from coalmine.audit import Audit
 from coalmine.canaries.array_types import is_traced
 from coalmine.estimators.amplification import PLD
@@ -21,7 +21,6 @@ from coalmine.integrations.jax_privacy.selection import SeedSelection, Selection
 from coalmine.integrations.jax_privacy.state import AuditState
 from coalmine.integrations.recorder import FinishedRun, Trainer
 from coalmine.integrations.rewound_noise import METRIC, RewoundNoise
-from coalmine.integrations.setup import positive
 from coalmine.measure.schedule import Indices
 from coalmine.result.audit_result import AuditResult
 from coalmine.verdict.claim import Claim

@@ -12,6 +12,7 @@ from coalmine.audit import Audit
 from coalmine.integrations.opacus.audit import OpacusAudit
 from coalmine.integrations.opacus.options import (
     CanaryOptions,
+    ThroughClip,
     check_optimizer,
     checked_claim,
     loader_rate,
@@ -19,6 +20,7 @@ from coalmine.integrations.opacus.options import (
 )
 from coalmine.integrations.opacus.parameters import named_layers
 from coalmine.integrations.opacus.ranks import gradients_of, on_every_rank
+from coalmine.integrations.opacus.replay import Loss, checked_replay
 from coalmine.integrations.opacus.selection import RowSelection, SeedSelection, Selection
 from coalmine.integrations.row_pairing import USUAL_CANARIES
 from coalmine.integrations.setup import AuditSettings, followed, watch_noise
@@ -34,10 +36,11 @@ def audited(
     data_loader: "torch.utils.data.DataLoader[Any] | None" = None,
     sampling_probability: float | None = None,
     scale: float | None = None,
-    through_clip: bool | None = None,
+    through_clip: ThroughClip = None,
     rng: np.random.Generator | None = None,
     reduce: Reduce | None = None,
     steps: int | None = None,
+    replay: bool | Loss = True,
     **settings: Unpack[AuditSettings],
 ) -> Optimizer:
     """The same optimizer with canaries in its steps, and its audit as `optimizer.audit`.
@@ -59,12 +62,22 @@ def audited(
     There can be at most as many canaries as rows; the default is 1,000. Without `data_loader` the sampler is not observed:
     each canary is in a step with `sampling_probability`, that of an example, drawn from the audit's seed or from `rng`.
 
-    With `through_clip`, canaries are rows of `grad_sample`, `scale` (10) times longer than the clip norm, so the audit
-    checks the clip too. This needs per-example gradients and one clip norm (hooks mode, flat or adaptive clipping), and one
-    transform for each canary in a step. Otherwise canaries join the clipped sum at the clip norm, which works in every
-    mode. By default, canaries go through a flat clip if a step's canaries hold at most `MOST_THROUGH_CLIP` numbers. An
-    adaptive clip would count them as clipped examples, so it needs `through_clip=True`. The accountant's step hook is still
-    called.
+    With `through_clip`, four canaries of each step are rows of `grad_sample` that the optimizer clips, `scale` (10) times
+    longer than the clip norm, so the audit checks the clip too. The seed draws them, and the others join the clipped sum at
+    the clip norm. `through_clip="all"` sends all through the clip, and finds its faults sooner (docs/evidence/clip.md).
+    Both need per-example gradients and one clip norm (hooks mode, flat or adaptive clipping). Otherwise all canaries join
+    the clipped sum, which works in every mode. By default, canaries go through a flat clip if a step's canaries hold at
+    most `MOST_THROUGH_CLIP` numbers. An adaptive clip would count them as clipped examples, so it needs `through_clip=True`.
+    The accountant's step hook is still called.
+
+    A step is measured by a thread, on one core at most, during the next step; `deferred=False` measures it at once. With
+    `on_violation` it is recorded before the next step's noise. `optimizer.state_dict()` first writes all steps to disk.
+
+    A few steps are replayed: run again without one row, before their clip, with the same random numbers. This measures how
+    far a real row moves the sum, which no canary sees. By default the rows' gradients are those of the step, so the loss is
+    taken as a sum over rows; `replay=lambda model, batch: loss` tests the loss too, and is needed if the model computes it.
+    At most 1 % of the passes of the planned `steps` are replayed, or at least 4 rows of one step; `replay=False` replays
+    none.
 
     In several processes (DDP, FSDP2) every rank calls `audited` with the same arguments, and `finish` at the end. Rank 0 has
     the directory and the result. `reduce` sums over the ranks, by default `torch_distributed.reduce_over()`.
@@ -83,6 +96,7 @@ def audited(
     def check_options() -> CanaryOptions:
         if steps is not None:
             whole_number("steps", steps, minimum=1)
+        checked_replay(replay, model, data_loader)
         rate, rows = sampling_probability, None
         if data_loader is not None:
             rate = loader_rate(data_loader, rate, rng, every_rank=gradients.ranks.several)
@@ -115,7 +129,9 @@ def audited(
     else:
         selection = RowSelection(audit, gradients, optimizer, data_loader)
     planned = audit.settings.rounds if steps is None else steps
-    optimizer.audit = OpacusAudit(audit, optimizer, gradients, selection, options, model=model, planned=planned)
+    optimizer.audit = OpacusAudit(
+        audit, optimizer, gradients, selection, options, model=model, planned=planned, replay=replay
+    )
     if gradients.ranks.rank == 0:
         optimizer.audit.follow(planned, **followed(settings))
     return optimizer

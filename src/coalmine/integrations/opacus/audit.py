@@ -20,6 +20,7 @@ from coalmine.integrations.opacus.faults import Faults
 from coalmine.integrations.opacus.gradients import OneProcess
 from coalmine.integrations.opacus.options import CanaryOptions
 from coalmine.integrations.opacus.parameters import join_names, parameters_outside
+from coalmine.integrations.opacus.replay import Loss, Replays
 from coalmine.integrations.opacus.selection import RowSelection, Selection
 from coalmine.integrations.opacus.steps import AuditedSteps, Step
 from coalmine.integrations.recorder import FinishedRun, Trainer
@@ -51,6 +52,7 @@ class OpacusAudit(FrameworkAudit):
         *,
         model: Any,
         planned: int | None,
+        replay: bool | Loss = True,
     ) -> None:
         self._optimizer, self._gradients, self._selection = optimizer, gradients, selection
         self._options, self._model, self._planned = options, model, planned
@@ -71,6 +73,18 @@ class OpacusAudit(FrameworkAudit):
         )
         self._noise_multipliers = self._earlier_steps()
         self.read_claim_as(self._accounted_claim(planned or 1))
+        self.replays = Replays(
+            optimizer,
+            model,
+            gradients,
+            selection,
+            self._faults,
+            key=core.schedule.key,
+            planned=planned,
+            replay=replay,
+            names=self._names,
+            earlier=self.recorder.earlier_lines,
+        )
         self._steps = AuditedSteps(
             optimizer,
             core,
@@ -78,9 +92,12 @@ class OpacusAudit(FrameworkAudit):
             selection,
             self._faults,
             self.recorder,
+            self.replays,
             scale=options.scale,
+            through_clip=options.through_clip,
             note=self._note_step,
         )
+        self.replays.prepare(self.last_round + 1)
 
     def detach(self) -> None:
         """Restore the optimizer's own methods and hook."""
@@ -107,13 +124,14 @@ class OpacusAudit(FrameworkAudit):
         - `unit`: the content of one row of the data set, such as "sentence", "document" or "user".
         """
         delta = self.core.settings.delta
-        row = self._row_holds(_checked_unit(unit))
+        unit_of_row = self._row_holds(_checked_unit(unit))
         late = Claim.of(number_of(claim, delta=delta))
         if accounted_epsilon is not None:
             accounted_epsilon = _checked_epsilon(accounted_epsilon)
         if not self._has_final():
             self.core.observe_final(self._parameters(), initial=self._initial if initial is None else initial)
         self._faults.gather(self._ranks, len(self._optimizer.params))
+        rows = self.replays.item(self._ranks)
         if self._ranks.rank > 0:
             return ResultOnRank0(self._ranks.rank)
         self._outside |= dict.fromkeys(self._parameters_outside())
@@ -132,10 +150,10 @@ class OpacusAudit(FrameworkAudit):
             accounted=accounted,
             accounted_by=self._accounting.name,
             pipeline=_pipeline(self._optimizer),
-            items=[*self._items(), *([EVERY_STEP] if counts_all else [])],
-            notes=[*self._notes(), _unit_note(row)],
+            items=[*self._items(), rows, *([EVERY_STEP] if counts_all else [])],
+            notes=[*self._notes(), _unit_note(unit_of_row)],
             warnings=warnings,
-            entries={"noise_multiplier": smallest, "privacy_unit": row or ROW},
+            entries={"noise_multiplier": smallest, "privacy_unit": unit_of_row or ROW},
         )
         return self.conclude(late, run, task=task)
 
@@ -164,17 +182,22 @@ class OpacusAudit(FrameworkAudit):
         """Count a step that is about to be observed, and return values for its line of metrics."""
         self._noise_multipliers.add(step.noise)
         if self._steps.count == 1:
-            self._warn_if_accountant_is_behind()
+            self._compare_with_accountant()
         if self._steps.count == EARLY_STEPS + 1:
             self._warn_if_weights_are_frozen()
         faults = self._faults.note_step(warns=self._ranks.rank == 0)
         return self._accounting.note_step(self.last_round + 1, clip_norm=self._faults.clip_norm) | faults
 
-    def _warn_if_accountant_is_behind(self) -> None:
-        """Warn in the first step after a restart if the accountant does not know the steps before it."""
+    def _compare_with_accountant(self) -> None:
+        """Refuse a log that lacks steps of the accountant, after a restart; warn if the accountant lacks some of the log."""
         counted, before = self._accounting.steps, self.last_round
         if counted is None or not before or counted - 1 == before:
             return
+        if counted - 1 > before and self.core.directory is not None:
+            raise RuntimeError(
+                f"the accountant has counted {count_of(counted - 1, 'step')} before this one, but the log ends with step "
+                f"{before}: restart from a checkpoint of step {before} or earlier, or audit a new run in another directory"
+            )
         if isinstance(self._selection, RowSelection) and self._ranks.rank == 0:
             warn(
                 f"this run resumes an audit of {count_of(before, 'step')}, but the accountant has counted "
@@ -291,7 +314,7 @@ class OpacusAudit(FrameworkAudit):
 
 def _settings(optimizer: DPOptimizer, options: CanaryOptions, selection: Selection, ranks: int) -> dict[str, Any]:
     """The settings for config.toml."""
-    canaries: dict[str, Any] = {"through_clip": options.scale is not None}
+    canaries: dict[str, Any] = {"through_clip": "all" if options.through_clip is None else options.through_clip}
     if isinstance(selection, RowSelection):
         canaries["rows"] = selection.picked.count
     privacy = {

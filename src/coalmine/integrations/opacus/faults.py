@@ -1,7 +1,7 @@
 """Faults of a run that only the integration can see: batches, clipping, and gradients that are always 0."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import Any
 from warnings import warn
 
@@ -44,6 +44,16 @@ class Faults:
         norm = float(self._optimizer.max_grad_norm)
         return norm if self._ghost is None else max(norm, self._ghost.clip_norm)
 
+    @property
+    def asked_for_norms(self) -> bool:
+        """Whether the loss has asked for the norms of ghost clipping since the last step."""
+        return self._ghost is not None and self._ghost.asked
+
+    @asked_for_norms.setter
+    def asked_for_norms(self, asked: bool) -> None:
+        if self._ghost is not None:
+            self._ghost.asked = asked
+
     def note_step(self, *, warns: bool) -> dict[str, int]:
         """Add the faults since the last step to those of the run. Those of the step are returned."""
         seen = FaultCounts()
@@ -54,9 +64,10 @@ class Faults:
             seen.unclipped = 1
             if not self.counts.unclipped and warns:
                 warn(_why_not_clipped(1), RuntimeWarning, stacklevel=2)
-        for name, count in asdict(seen).items():
+        found = {name: count for name, count in vars(seen).items() if count}
+        for name, count in found.items():
             setattr(self.counts, name, getattr(self.counts, name) + count)
-        return {name: count for name, count in asdict(seen).items() if count}
+        return found
 
     def gather(self, ranks: Ranks, parameters: int) -> None:
         """Keep only the parameters whose gradient was 0 on every rank, and count the faults of all ranks."""
@@ -133,7 +144,7 @@ class GhostNorms:
     """Notices whether the loss asks the model of ghost clipping for the norms of the gradients, which it must clip."""
 
     def __init__(self, model: Any) -> None:
-        self._model, self._real, self._asked = model, model.get_norm_sample, False
+        self._model, self._real, self.asked = model, model.get_norm_sample, False
         model.get_norm_sample = self._norms
 
     @classmethod
@@ -147,14 +158,14 @@ class GhostNorms:
 
     def was_asked(self) -> bool:
         """Whether the loss has asked since the last call."""
-        asked, self._asked = self._asked, False
+        asked, self.asked = self.asked, False
         return asked
 
     def release(self) -> None:
         del self._model.get_norm_sample
 
     def _norms(self) -> Any:
-        self._asked = True
+        self.asked = True
         return self._real()
 
 

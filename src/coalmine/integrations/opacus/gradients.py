@@ -22,6 +22,7 @@ TERMS = {"unit": UNIT, "adjacency": ADJACENCY}  # of a claim that states none
 class OneProcess:
     """The gradients of one process. The audit takes them as one vector."""
 
+    sharded = False  # whether each process holds a part of every parameter
     joins = True  # whether canaries join the sum of this process
     # The optimizer's method that completes the release after its step hook, if there is one.
     observed_after: ClassVar[str | None] = None
@@ -29,6 +30,7 @@ class OneProcess:
     def __init__(self, optimizer: DPOptimizer, names: Sequence[str] | None = None) -> None:
         self._optimizer, self._names = optimizer, names
         self.ranks = Ranks(None)
+        self.clips_later = False  # whether the audit may take a function for the clipped sum of the examples
         self.reuses_memory = False  # whether `kept` overwrites what it returned before
         self._kept: dict[str, _Flat] = {}
 
@@ -50,13 +52,14 @@ class OneProcess:
         return float(self._optimizer.expected_batch_size * self._optimizer.accumulated_iterations)
 
     def set_up_audit(self, layers: Any, **settings: Unpack[AuditSettings]) -> Audit:
-        """The user's own audit, or a new one. On a GPU a new one is deferred by default, unless `on_violation` is set."""
+        """The user's own audit, or a new one, which is deferred unless `deferred` says otherwise."""
         on_gpu = all(p.device.type == "cuda" for p in self._optimizer.params)
-        if on_gpu and all(settings.get(name) is None for name in ("audit", "deferred", "on_violation")):
+        if settings.get("audit") is None and settings.get("deferred") is None:
             settings["deferred"] = True
         audit = set_up_audit(layers, **TERMS, **settings)
         # An attack of the user's own may keep a round's vector.
         self.reuses_memory = on_gpu and audit.settings.dim <= MOST_KEPT and not audit.scores
+        self.clips_later = audit.deferred and all(p.device.type == "cpu" for p in self._optimizer.params)
         return audit
 
     def sums(self) -> list[Any]:
@@ -103,7 +106,7 @@ class OneProcess:
             torch._foreach_sub_(list(sums), [update.view_as(part) for part, update in pairs])
             return
         flat = self._flat("canaries")
-        flat.vector.copy_(audit.updates(present, clip_norm, like=flat.vector))
+        flat.vector.copy_(audit.measurer.sum_of_rows(present.tolist(), clip_norm, flat.vector))
         torch._foreach_sub_(list(sums), flat.views)
 
     def divide(self, combined: Any, divisor: float) -> None:
@@ -117,19 +120,23 @@ class OneProcess:
 
     def updates(self, audit: Audit, present: Any, clip_norm: float, *, scale: float = 1.0) -> list[Any]:
         """The sum of these canaries, one flat tensor for each parameter."""
-        like = torch.empty(0, dtype=self._dtype, device=self._optimizer.params[0].device)
-        return list(self.parts(audit.updates(present, clip_norm, scale=scale, like=like)))
+        total = audit.measurer.sum_of_rows(present.tolist(), scale * clip_norm, self._like)
+        return list(self.parts(total))
 
     def rows(self, audit: Audit, canaries: list[int], size: float) -> Sequence[Any]:
         """These canaries, each of norm `size`, as the rows of one matrix for each parameter."""
-        like = torch.empty(0, dtype=self._dtype, device=self._optimizer.params[0].device)
-        rows = audit.measurer.rows_of(canaries, size, like)
+        rows = audit.measurer.rows_of(canaries, size, self._like)
         return torch.split(rows, [p.numel() for p in self._optimizer.params], dim=1)
 
     def _flat(self, name: str) -> "_Flat":
         if name not in self._kept:
             self._kept[name] = _Flat(self._optimizer.params, self._dtype)
         return self._kept[name]
+
+    @cached_property
+    def _like(self) -> torch.Tensor:
+        """A tensor of the precision and on the device of the parameters."""
+        return torch.empty(0, dtype=self._dtype, device=self._optimizer.params[0].device)
 
     @cached_property
     def _dtype(self) -> torch.dtype:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sized
-from typing import Any, NamedTuple, Unpack, cast
+from typing import Any, Literal, NamedTuple, Unpack, cast
 
 import torch
 from opacus.optimizers import (
@@ -13,12 +13,12 @@ from opacus.optimizers import (
 )
 from opacus.optimizers.ddp_perlayeroptimizer import DistributedPerLayerOptimizer
 
-from coalmine.argument_checks import short_repr
+from coalmine.argument_checks import positive, short_repr
 from coalmine.audit import Audit
 from coalmine.integrations.opacus.accounting import attached_accountant, number_of
 from coalmine.integrations.opacus.picked_rows import check_loader
 from coalmine.integrations.row_pairing import checked_probability
-from coalmine.integrations.setup import CLIP_SCALE, AuditSettings, positive
+from coalmine.integrations.setup import CLIP_SCALE, AuditSettings
 from coalmine.verdict.claim import Claim
 from coalmine.verdict.coverage import AuditedItem
 
@@ -27,16 +27,24 @@ from coalmine.verdict.coverage import AuditedItem
 MOST_THROUGH_CLIP = 1 << 24
 
 
+FEW = 4  # canaries of a step that go through the clip, unless all do: each is a row that the optimizer has to clip
+ThroughClip = bool | Literal["all"] | None
+
+
 class CanaryOptions(NamedTuple):
-    """The canaries' sampling probability, their scale (None after the clip), and whether the clip is checked."""
+    """The canaries' sampling probability, their scale (None after the clip), and whether the clip is checked.
+
+    `through_clip` is the number of a step's canaries that go through the clip, None for all.
+    """
 
     probability: float
     scale: float | None
     clipping: AuditedItem
+    through_clip: int | None
 
     @classmethod
     def checked(
-        cls, optimizer: DPOptimizer, canaries: int, probability: float, through_clip: bool | None, scale: float | None
+        cls, optimizer: DPOptimizer, canaries: int, probability: float, through_clip: ThroughClip, scale: float | None
     ) -> "CanaryOptions":
         """The options for an optimizer and a number of canaries, defaults filled in."""
         rate = checked_probability(probability)
@@ -45,15 +53,17 @@ class CanaryOptions(NamedTuple):
             raise ValueError(f"scale must be above 1, or the clip has nothing to clip, got {length}")
         obstacle = _obstacle(optimizer, canaries * rate)
         if through_clip or (through_clip is None and obstacle is None):
-            reason = f"canaries entered the optimizer's clip {length:g} times longer than the clip norm"
-            return cls(rate, length, AuditedItem("clipping", "checked", reason))
+            rows = None if through_clip == "all" else FEW
+            which = "canaries" if rows is None else f"{rows} canaries of each step"
+            reason = f"{which} entered the optimizer's clip {length:g} times longer than the clip norm"
+            return cls(rate, length, AuditedItem("clipping", "checked", reason), rows)
         if scale is not None:
             raise ValueError("scale needs through_clip=True: after the clip, a canary is as long as the clip norm")
         why = f": {obstacle}" if obstacle else "; use through_clip=True"
-        return cls(rate, None, AuditedItem("clipping", "not checked", f"canaries entered after the clip{why}"))
+        return cls(rate, None, AuditedItem("clipping", "not checked", f"canaries entered after the clip{why}"), 0)
 
 
-def check_optimizer(optimizer: DPOptimizer, through_clip: bool | None) -> None:
+def check_optimizer(optimizer: DPOptimizer, through_clip: ThroughClip) -> None:
     """Reject an optimizer that cannot be audited, or not in this way."""
     if not isinstance(optimizer, DPOptimizer):
         raise TypeError(f"optimizer must be the one that make_private returned, got {short_repr(optimizer)}")
@@ -64,8 +74,8 @@ def check_optimizer(optimizer: DPOptimizer, through_clip: bool | None) -> None:
             "DistributedPerLayerOptimizer adds noise layer by layer while gradients are computed, so canaries cannot join "
             "its sum; use SimpleDistributedPerLayerOptimizer, which make_private chooses"
         )
-    if not isinstance(through_clip, bool | None):
-        raise TypeError(f"through_clip must be True, False or None, got {short_repr(through_clip)}")
+    if not isinstance(through_clip, bool | None) and through_clip != "all":
+        raise TypeError(f'through_clip must be True, False, "all" or None, got {short_repr(through_clip)}')
     if through_clip and not _has_example_gradients(optimizer):
         raise ValueError(
             f"through_clip needs per-example gradients and one clip norm, and {type(optimizer).__name__} lacks them; "

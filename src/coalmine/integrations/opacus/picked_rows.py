@@ -70,6 +70,14 @@ class PickedRows:
         dropped, self._dropped = self._dropped, 0
         return dropped
 
+    def fetch(self, count: int) -> Any:
+        """The last `count` rows that were picked for the current step, fetched again as one batch of the loader."""
+        batches = list(self._split)[:1] or [batch for _, batch in self._delivered[-1:]]
+        rows = [int(row) for batch in batches for row in batch.rows[-count:]]
+        if not rows:
+            raise ValueError("data_loader gave no batch for this step")
+        return self.loader.collate_fn([self.loader.dataset[row] for row in rows])
+
     def on_skip_signal(self, *, ends_step: bool) -> None:
         """Take the signal whether the batch that BatchMemoryManager just picked ends a step."""
         if self._other_pass is None or not self._other_pass.open:

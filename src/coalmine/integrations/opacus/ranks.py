@@ -137,7 +137,7 @@ class Sharded(Replicated):
     """The gradients of one of several processes that each hold a shard of every parameter (FSDP2)."""
 
     observed_after = None
-    _replicated = False
+    _replicated, sharded = False, True
 
     def __init__(self, optimizer: DPOptimizer, names: Sequence[str] | None, reduce: Reduce, model: Any) -> None:
         super().__init__(optimizer, names, reduce, model)

@@ -12,7 +12,14 @@ import numpy as np
 from coalmine.argument_checks import Floats
 from coalmine.canaries.array_types import is_tensor
 from coalmine.measure.arrays import on_numpy
-from coalmine.measure.arrays.host import host_array, is_device_jax, is_on_device, number_kind, numpy_vector
+from coalmine.measure.arrays.host import (
+    host_array,
+    is_device_jax,
+    is_on_device,
+    number_kind,
+    numpy_vector,
+    use_one_core,
+)
 
 __all__ = [
     "arrays_of",
@@ -23,6 +30,7 @@ __all__ = [
     "jax_arrays",
     "number_kind",
     "numpy_vector",
+    "use_one_core",
 ]
 
 

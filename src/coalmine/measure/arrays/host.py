@@ -1,5 +1,7 @@
 """Any vector as numpy sees it: the kind of its numbers, whether they are on the host, and the numbers themselves."""
 
+import sys
+from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -7,6 +9,19 @@ import numpy.typing as npt
 
 from coalmine.argument_checks import Floats
 from coalmine.canaries.array_types import is_jax, is_tensor
+from coalmine.canaries.rotation_numpy import stay_in_one_thread
+
+
+def use_one_core() -> None:
+    """Let this thread measure on one core only: it works beside a training that keeps every core busy."""
+    stay_in_one_thread()
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        count = torch.get_num_threads()
+        torch.set_num_threads(1)  # for this thread, and for all that start from now on
+        restore = Thread(target=torch.set_num_threads, args=(count,))
+        restore.start()
+        restore.join()
 
 
 def is_device_jax(vector: Any) -> bool:

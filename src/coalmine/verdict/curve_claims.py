@@ -1,0 +1,69 @@
+"""Claims that are a whole curve, or points of one: μ of Gaussian privacy, ρ of zero-concentrated privacy, pairs (ε, δ)."""
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+from coalmine.argument_checks import one_number, short_repr, unit_interval
+from coalmine.estimators.mechanism import mechanism_epsilon, mechanism_noise
+from coalmine.verdict.claim import Claim
+
+ONE = "a claim needs exactly one of mu, zcdp and points"
+
+
+def claim_of_curve(
+    delta: float,
+    *,
+    mu: float | None = None,
+    zcdp: float | None = None,
+    points: Iterable[tuple[float, float]] | None = None,
+    **terms: Any,
+) -> Claim:
+    """The claim about known rounds that such a curve makes, as the ε of its Gaussian mechanism at `delta`.
+
+    For noise that is Gaussian, each of these says how large μ may be: a mechanism is ρ-zCDP if μ²/2 is at most ρ, and
+    (ε, δ) fixes the μ of the curve through it. Of several points the one that allows the smallest μ counts: if that is
+    refuted, the claim is.
+
+    >>> round(claim_of_curve(1e-6, mu=1.0).epsilon, 2), round(claim_of_curve(1e-6, zcdp=0.5).epsilon, 2)
+    (4.89, 4.89)
+    >>> round(claim_of_curve(1e-6, points=[(4.0, 1e-5), (10.0, 1e-6)]).epsilon, 2)
+    4.47
+    """
+    delta = unit_interval("delta", delta)
+    if sum(each is not None for each in (mu, zcdp, points)) != 1:
+        raise ValueError(f"{ONE}, got {', '.join(_given(mu, zcdp, points)) or 'none'}")
+    if mu is not None:
+        allowed = _positive("mu", mu)
+    elif zcdp is not None:
+        allowed = math.sqrt(2 * _positive("zcdp", zcdp))
+    else:
+        allowed = _weakest(list(points or []))
+    epsilon = float(mechanism_epsilon(1 / allowed, delta=delta))
+    return Claim.mechanism(epsilon, delta=delta, **terms)
+
+
+def _weakest(points: list[tuple[float, float]]) -> float:
+    """The smallest μ that one of the points allows."""
+    if not points:
+        raise ValueError("points must hold at least one (epsilon, delta)")
+    allowed = []
+    for point in points:
+        try:
+            epsilon, delta = point
+        except (TypeError, ValueError):
+            raise ValueError(f"points must hold pairs (epsilon, delta), got {short_repr(point)}") from None
+        noise = float(mechanism_noise(_positive("epsilon", epsilon), delta=unit_interval("delta", delta)))
+        allowed.append(1 / noise)
+    return min(allowed)
+
+
+def _positive(name: str, value: float) -> float:
+    number = one_number(name, value)
+    if number <= 0:
+        raise ValueError(f"{name} must be above 0, got {number}")
+    return number
+
+
+def _given(*values: object) -> list[str]:
+    return [name for name, value in zip(("mu", "zcdp", "points"), values, strict=True) if value is not None]
