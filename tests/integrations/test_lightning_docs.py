@@ -9,7 +9,9 @@ import pytest
 
 pytest.importorskip("opacus")
 
-from opacus_training import make, quoted
+from opacus_training import WARNINGS, make, quoted
+
+pytestmark = pytest.mark.filterwarnings(*WARNINGS)
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "fine-tuning.md"
 STEPS = 10

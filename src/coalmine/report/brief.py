@@ -213,8 +213,8 @@ def assumption(rung: str) -> str:
     if rung in FINAL_RUNGS:
         return "if the scores are normal (tested)"
     if rung == UNKNOWN_ROUND:
-        return "if noise is Gaussian, sampling as declared (tested)"
-    return "if the noise is Gaussian (its law was checked)"
+        return "if noise and sampling are as declared (tested)"
+    return "if the noise is Gaussian (tested)"
 
 
 def _passed(result: AuditResult) -> float | None:
@@ -244,8 +244,10 @@ def _epsilons(top: TableRow | None, *, claimed: float | None) -> Iterator[tuple[
         yield "certified", f"{bound} with 95 % confidence, without assuming any distribution"
         return
     gaussian = f"ε ≥ {rounded_down(top.lower_bound_gaussian)} {assumption(top.rung)}"
-    any_law = "" if math.isnan(top.lower_bound) else f", {bound.removeprefix('ε ')} whatever its law"
-    yield "certified", gaussian + any_law
+    if math.isnan(top.lower_bound):
+        yield "certified", f"{gaussian} with 95 % confidence"
+    else:
+        yield "certified", f"{gaussian}, {bound.removeprefix('ε ')} in any case (95 %)"
 
 
 def _wrapped(text: str, *, first: str, rest: str, most: int = MOST_LINES) -> list[str]:

@@ -373,6 +373,9 @@ class AllPartsAgree(Support):
             f"the claimed one, the rounds had the noise that it needs, and the pipeline's own sampler {sampler}"
         )
 
+    def plain(self) -> str:
+        return f"accounting, noise and sampling support the claim for {self.scheme}"
+
 
 def pattern(seen: str) -> str:
     """The pattern of a sampler in words."""

@@ -169,7 +169,7 @@ class PipelineDiffers(Doubt):
     """The integration saw that the pipeline is not as claimed, such as examples not clipped, or a row twice in a step."""
 
     code = "pipeline"
-    remedy = "fix what the reason names"
+    remedy = "fix this in the pipeline, then train and audit again"
     headline = "the pipeline differs from the claim, so the claim is not confirmed"
     item: str
     detail: str

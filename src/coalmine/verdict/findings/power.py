@@ -57,7 +57,7 @@ class TooFewCanaries(PowerFacts, Doubt):
         return f"{_detected(self.power)}; {self.canaries_needed:,} canaries would decide, {self.canaries:,} took part"
 
     def plain(self) -> str:
-        return _detected(self.power)
+        return f"even twice the claimed ε would be noticed with a probability of only {self.power:.1%}"
 
     def advice(self) -> str:
         return (
