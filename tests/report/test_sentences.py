@@ -142,7 +142,7 @@ def test_a_pass_names_what_was_and_was_not_checked(tmp_path):
     sentence = scope_sentence(run.result)
     assert sentence.startswith("This PASS covers: noise level, noise law, ")
     covered, rest = sentence.split(" It does not cover: ")
-    assert rest == "clipping, weights, tensors, sampler."
+    assert rest == "clipping, weights, tensors, sampler, rows. How real rows enter the sum was not tested."
     assert {item.name for item in run.result.audited if item.status == "checked"} == set(
         covered.removeprefix("This PASS covers: ").removesuffix(".").split(", ")
     )
