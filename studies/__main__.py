@@ -9,6 +9,7 @@ STUDIES = [
     ["-m", "studies.literature_calibration"],
     ["-m", "studies.gaussian_bound", "--jobs", "2"],
     ["-m", "studies.published_audits"],
+    ["-m", "studies.leaderboard"],
     ["-m", "studies.verdicts", "--jobs", "2"],
     ["-m", "studies.trust", "--jobs", "2"],
     ["-m", "studies.claims", "--jobs", "2"],

@@ -18,12 +18,13 @@ from coalmine.evidence.ladder import Scores
 from coalmine.evidence.noise_signal import NoiseSignal
 
 CONFIDENCE = 0.95
-EQUAL_LEVEL = 0.05  # of the test that observed and unobserved scores spread alike
+EQUAL_LEVEL, UNLIKE_LEVEL = 0.05, 1e-3  # of the test that observed and unobserved scores spread alike
 KNOWN_RUNGS = ("known-round", "known-others")
 FINAL_RUNGS = ("final", "final-update")
 NO_LAW = "the scores of this attacker follow no Gaussian law"
 MIXED = "canaries were presented different numbers of times"
 NOT_NORMAL = "the scores are not normal"
+UNLIKE = "observed and unobserved scores do not spread alike"
 CONTRADICTED = "the bound that assumes no law lies above the interval"
 
 
@@ -96,7 +97,8 @@ def scores_bound(
     """The bound from scores alone, observed ones of this number, if all scores are normal.
 
     If an F test does not tell their spreads apart, it inverts the test of the means. At equal spreads epsilon is smallest,
-    so a difference that the test misses makes the bound smaller. Otherwise it is the end of the joint region.
+    so a difference that the test misses makes the bound smaller, and the interval keeps the upper end of the joint region.
+    Otherwise it is the end of that region, unless the spreads are so different that a mixture is more likely.
     """
     p_values = [estimate.anderson_darling.p_value]
     std, size = estimate.null_std, math.inf
@@ -107,13 +109,17 @@ def scores_bound(
     if min(p_values) < NORMALITY_LEVEL:
         return GaussianBound(withheld=f"{NOT_NORMAL} (Anderson-Darling p = {min(p_values):.2g})")
     sample = Sample(count, null_dof=min(null_dof, size - 1), null_count=size)
-    if equal_std_p_value(estimate.std / estimate.null_std, sample) < EQUAL_LEVEL:
+    equal = equal_std_p_value(estimate.std / estimate.null_std, sample)
+    if equal < UNLIKE_LEVEL:
+        return GaussianBound(withheld=f"{UNLIKE} (F test p = {equal:.2g})")
+    if equal < EQUAL_LEVEL:
         return fitted_bound(estimate)
     beta, weight = (estimate.mean - estimate.null_mean) / std, 1 / (1 / count + 1 / size)
     signal = NoiseSignal(beta, weight, sample.null_dof, sample.null_dof, beta * beta)
     ends = (signal.lower_limit(confidence), *signal.interval(confidence))
     bound, low, high = (_epsilon(end, delta) for end in ends)
-    return GaussianBound(lower_bound=bound, interval=(low, high))
+    widest = high if estimate.interval is None else max(high, float(estimate.interval.high))
+    return GaussianBound(lower_bound=bound, interval=(low, widest))
 
 
 def _epsilon(mean: float | Floats, delta: float) -> float:
