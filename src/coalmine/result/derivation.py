@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from coalmine.argument_checks import nonnegative, short_repr, whole_number
+from coalmine.argument_checks import count_of, nonnegative, short_repr, whole_number
 from coalmine.estimators.sampling import FixedSize, Poisson, Sampling
 from coalmine.evidence.gauges.gauge import GaugeResult
 from coalmine.evidence.gauges.gauge_reader import GaugeReader
@@ -92,7 +92,7 @@ def derive_result(
         verdict, audited, None if claim is None else context_of(claim, rungs, gauges, run, _needs(sampled))
     )
     verdict = _without_pass(verdict, audited)
-    notes += gauge_reader.notes()
+    notes += _equal_noise(claim, run) + gauge_reader.notes()
     notes += _one_look(log, settings, verdict, alarm)
     gate = GaussianGate.of(gauges, gauge_reader.rounds, sampler=_sampler_doubt(legs))
     adversaries, more, small_groups = _adversaries(rungs, by_rung, unknown, settings, gate)
@@ -137,6 +137,17 @@ def derive_result(
         watched=watched,
         alarm=alarm,
     )
+
+
+def _equal_noise(claim: Claim | None, run: RunFacts) -> list[str]:
+    """The assumption about rounds that do not state their noise, if there are several."""
+    several = run.rounds is not None and len(run.rounds.numbers) > 1
+    if claim is None or not run.without_noise or run.vouched or run.correlated or not several:
+        return []
+    return [
+        f"the noise is taken to be equal in all rounds, as {count_of(run.without_noise, 'round')} did not state it: if it "
+        "changes, pass noise_std in every round"
+    ]
 
 
 def _needs(sampled: SampledClaim | None) -> tuple[float, Sampling] | None:
