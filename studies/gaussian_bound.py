@@ -400,7 +400,7 @@ def tables() -> dict[str, str]:
                     f"{total['bounds'] / total['offered']:.2f}" if given else "–",
                     share(total, "above") if given else "–",
                     share(total, "missed") if given and "known-round" not in name else "–",
-                    "; ".join(total["why"])[:160] or "–",
+                    "; ".join(sorted({reason.partition(" (")[0] for reason in total["why"]})) or "–",
                 ]
             )
     return {name: markdown_table(lines) for name, lines in (("means", means), ("scores", worst), ("runs", rest))}
