@@ -23,6 +23,7 @@ STUDIES = [
     ["-m", "studies.blocks", "--jobs", "2"],
     ["-m", "studies.flower_coverage"],
     ["-m", "studies.opacus_faults"],
+    ["-m", "studies.clip_faults"],
     ["-m", "studies.replay"],
     ["-m", "studies.fine_tuning"],
     ["-m", "studies.other_frameworks"],

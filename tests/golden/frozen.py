@@ -148,8 +148,9 @@ class Visible(HTMLParser):
 
 
 def _steady(text: str) -> str:
-    """A text without what changes from day to day: versions and dates."""
+    """A text without what changes from day to day, and from one environment to another: versions and dates."""
     text = text.replace(__version__, "VERSION")
+    text = re.sub(r"\b(Python|numpy|scipy|matplotlib) \d[\w.+]*", r"\1 VERSION", text)
     return re.sub(r"\d{4}-\d\d-\d\d(T[\d:.+Z]+)?", "DATE", text)
 
 

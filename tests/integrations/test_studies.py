@@ -75,11 +75,12 @@ def test_verdicts_fail_if_a_requirement_is_missed():
 
 def test_other_frameworks_fail_if_a_requirement_is_missed():
     covering = {"interval": [10.4, 16.2]}
-    good = {"rounds": 5, "presentations": 5, "verdict": "PASS"}
+    good = {"rounds": 5, "presentations": 5, "verdict": "PASS", "gauges": {"layers": {}}}
     rungs = {"known-round": covering, "known-others": covering}
     assert others.failures("pfl", good | {"adversaries": rungs}) == []
     missing = others.failures("pfl", good | {"adversaries": {"known-round": covering}})
     assert missing == ["known-others: nan … nan does not cover 11.5"]
+    assert others.failures("pfl", good | {"adversaries": rungs, "gauges": {}}) == ["no tensor has a noise gauge"]
     beside = rungs | {"known-round": {"interval": [12.0, 16.2]}}
     assert others.failures("pfl", good | {"adversaries": beside}) == ["known-round: 12 … 16.2 does not cover 11.5"]
     assert len(others.failures("pfl", good | {"adversaries": rungs, "verdict": "VIOLATION", "rounds": 4})) == 2
@@ -112,6 +113,7 @@ def test_a_missed_requirement_fails_the_command(code, monkeypatch, tmp_path, cap
             "presentations": examples[name][0],
             "verdict": examples[name][1],
             "adversaries": rungs,
+            "gauges": {"layers": {}},
         },
     )
     monkeypatch.setattr(others, "run_tests", lambda name: True)

@@ -270,3 +270,42 @@ def test_rows_are_cut_and_padded():
     rows = rows_of([[1, 2, 3], [4, 5, 6, 7, 8, 9]], length=4)
     assert rows[0]["labels"].tolist() == [1, 2, 3, -100]
     assert rows[1]["input_ids"].tolist() == [4, 5, 6, 7]
+
+
+@pytest.mark.parametrize("mode", ["hooks", "ghost"])
+def test_a_trainer_replays_rows_with_its_own_loss_and_trains_as_without(mode, tmp_path):
+    weights = []
+    for replay in (True, False):
+        case = make(mode=mode)
+        callback = audited(**SETTINGS, replay=replay)
+        trainer_of(case, callback, tmp_path, steps=3).train()
+        weights.append(torch.cat([p.detach().reshape(-1) for p in case.optimizer.params]))
+        result = callback.finish()
+        item = next(item for item in result.audited if item.name == "rows")
+        if replay:
+            assert item.status == "checked", item.detail
+            assert "sum over rows" not in item.detail
+            assert item.replayed.worst.factor <= 1.001
+        else:
+            assert item.status == "not checked"
+    assert torch.equal(*weights)
+
+
+def test_the_trainers_own_loss_moves_the_rows_of_others(tmp_path):
+    """A mean over all tokens of the batch: the length of one row changes the gradient of the others."""
+    case = make(mode="hooks")
+    callback = audited(**SETTINGS)
+    trainer = trainer_of(case, callback, tmp_path, steps=2)
+
+    def mean_over_tokens(model, inputs, **_):
+        logits, labels = model(input_ids=inputs["input_ids"]).logits, inputs["labels"]
+        each = torch.nn.functional.cross_entropy(
+            logits[:, :-1].transpose(1, 2), labels[:, 1:], ignore_index=-100, reduction="none"
+        )
+        return 5 * each.sum() / (labels[:, 1:] != -100).sum()
+
+    trainer.compute_loss = callback.compute_loss = mean_over_tokens
+    trainer.train()
+    item = next(item for item in callback.finish().audited if item.name == "rows")
+    assert item.replayed is not None
+    assert item.replayed.worst.factor > 1.001

@@ -7,12 +7,14 @@ import subprocess
 import sys
 import threading
 import traceback
+from pathlib import Path
 
 import numpy as np
 import pytest
 from rich.console import Console
 from rich.traceback import Traceback
 
+import coalmine
 from coalmine import Audit, RunDirectory
 from coalmine.canaries.philox import key_from_seed
 from coalmine.canaries.secret import SecretBytes, SecretInt
@@ -22,6 +24,7 @@ from coalmine.measure.schedule import schedule_key
 
 SEED = b"correct horse battery staple"
 NUMBER = 314159265358979323846
+PACKAGE = str(Path(coalmine.__file__).parent)
 
 
 def new_audit(directory=None, seed=SEED, **options):
@@ -264,7 +267,7 @@ def test_tracebacks_with_locals_show_neither_seed_nor_key(tmp_path, seed, fault)
         calls[fault]()
     # coalmine is not responsible for the caller's frames.
     inner = refused.value.__traceback__
-    while "src" not in inner.tb_frame.f_code.co_filename:
+    while not inner.tb_frame.f_code.co_filename.startswith(PACKAGE):
         inner = inner.tb_next
     text = traceback_with_locals(refused.value.with_traceback(inner))
     assert not [secret for secret in secrets if secret in text]

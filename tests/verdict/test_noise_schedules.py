@@ -184,3 +184,46 @@ def test_the_largest_claim_is_judged_like_any_other():
     assert result.verdict.outcome != "VIOLATION"
     with pytest.raises(ValueError, match=r"claim must be at most 1e\+99, got 1e\+100"):
         Claim(1e100)
+
+
+def test_noise_that_rounds_do_not_state_is_taken_to_be_equal_and_a_note_says_so():
+    claim = Claim(composed(SHRINKING), participations=10)
+    settings = Settings(dim=5_000, canaries=100, unobserved=UNOBSERVED, delta=DELTA, rounds=10, presentations=(10,))
+    said = [None, *SHRINKING.tolist()[1:]]
+    present = [np.arange(100)] * 10
+    silent = audited_rounds(present, SHRINKING.tolist(), said, settings, np.random.default_rng(0), claim)
+    note = "the noise is taken to be equal in all rounds, as 1 round did not state it"
+    assert any(note in text for text in silent.notes)
+    assert silent.verdict.outcome != "PASS"
+    told = audited(SHRINKING, claim, canaries=100, seed=0, presentations=10)
+    assert not any(note in text for text in told.notes)
+
+
+@pytest.mark.parametrize("stated", [np.array([0.41, 2.27, 0.41]), np.tile([0.54, 2.0], 4)])
+def test_a_round_with_spare_noise_may_lack_some_beside_rounds_without(stated):
+    """The difference of two rounds has the noise of both: its lack says nothing of the round that states less."""
+    claim = Claim(composed(stated[:1]), participations=1)
+    true = np.where(np.arange(len(stated)) == 1, 0.6 * stated, stated)
+    present = [np.flatnonzero(np.arange(300) % len(stated) == number) for number in range(len(stated))]
+    settings = {"canaries": 300, "present": present, "presentations": 1, "watched": True}
+    for seed in range(5):
+        result = audited(stated, claim, seed=seed, true=true, **settings)
+        assert any(gauge.name == "difference" and gauge.status == "low" for gauge in result.gauges)
+        assert result.verdict.outcome != "VIOLATION"
+        assert result.alarm is None
+        halved = audited(stated, claim, seed=seed, true=stated / 2, **settings)
+        assert halved.verdict.outcome == "VIOLATION"
+
+
+def test_the_least_noise_of_one_round_is_not_taken_for_that_of_other_flagged_rounds():
+    """All twenty rounds have too little noise, one of them far too little. The claim is what they compose to."""
+    stated, true = np.ones(20), np.where(np.arange(20) == 7, 0.3, 0.9)
+    for seed in range(5):
+        settings = {"canaries": 60, "seed": seed, "true": true, "presentations": 20, "watched": True}
+        holds = audited(stated, Claim(1.01 * composed(true), participations=20), **settings)
+        assert sum(len(gauge.flagged) == 20 for gauge in holds.gauges) >= 1
+        assert holds.verdict.outcome != "VIOLATION"
+        assert holds.alarm is None
+        assert (
+            audited(stated, Claim(0.85 * composed(true), participations=20), **settings).verdict.outcome == "VIOLATION"
+        )

@@ -40,7 +40,7 @@ def selftest(verbosity: Verbosity, names: tuple[str, ...], seeds: int, as_json: 
 
     Exit codes: 1 if a detectable fault was missed or honest training was a VIOLATION, else 0.
     """
-    from coalmine.simulation.faults import evidence, is_caught, margins, try_fault
+    from coalmine.simulation.faults import margins, try_fault
 
     chosen = [fault for fault in FAULTS if not names or fault.name in names]
     trials: list[Trial] = []
@@ -54,27 +54,35 @@ def selftest(verbosity: Verbosity, names: tuple[str, ...], seeds: int, as_json: 
     if as_json:
         print_json([_as_dict(trial, margins(trial.result), margins(trial.blind)) for trial in trials])
         return int(bool(missed or false))
-    for title, blind in (("With the other clients' updates known (`others`)", False), ("Without them", True)):
-        rows = []
-        for fault in chosen:
-            mine = [trial for trial in trials if trial.fault is fault]
-            shown = [trial.blind if blind else trial.result for trial in mine]
-            by = [name for result in shown for name in evidence(result)]
-            shown_margin = next((result for result in shown if evidence(result)), shown[0])
-            verdicts = [result.verdict.outcome for result in shown if result.verdict]
-            cells = [
+    _print_trials(chosen, trials, title="With the other clients' updates known (`others`)", blind=False)
+    _print_trials(chosen, trials, title="Without them", blind=True)
+    return int(bool(missed or false))
+
+
+def _print_trials(faults: "list[Fault]", trials: "list[Trial]", *, title: str, blind: bool) -> None:
+    """A table with a line for each fault; `blind` is for an audit without `others`, which names no fault."""
+    from coalmine.simulation.faults import evidence, is_caught, margins
+
+    heads = ["fault", "caught", *([] if blind else ["named"]), "verdict", "by", "margin"]
+    rows = []
+    for fault in faults:
+        mine = [trial for trial in trials if trial.fault is fault]
+        results = [trial.blind if blind else trial.result for trial in mine]
+        named = f"{sum(trial.named for trial in mine)} of {len(mine)}" if fault.detectable else ""
+        by = [name for result in results for name in evidence(result)]
+        verdicts = [result.verdict.outcome for result in results if result.verdict]
+        strongest = next((result for result in results if evidence(result)), results[0])
+        rows.append(
+            [
                 fault.title,
-                f"{sum(is_caught(result) for result in shown)} of {len(mine)}",
-                f"{sum(trial.named for trial in mine)} of {len(mine)}" if fault.detectable else "",
+                f"{sum(is_caught(result) for result in results)} of {len(mine)}",
+                *([] if blind else [named]),
                 ", ".join(f"{word} {verdicts.count(word)}" for word in dict.fromkeys(verdicts)),
                 "; ".join(part for part in (_silence(fault, by, blind), _summary(by)) if part),
-                _margin(shown_margin, margins(shown_margin)),
+                _margin(strongest, margins(strongest)),
             ]
-            rows.append(cells[:2] + cells[3:] if blind else cells)
-        heads = ["fault", "caught", "named", "verdict", "by", "margin"]
-        heads = heads[:2] + heads[3:] if blind else heads
-        print_table(heads, rows, title=title, left=(0, len(heads) - 2))
-    return int(bool(missed or false))
+        )
+    print_table(heads, rows, title=title, left=(0, len(heads) - 2))
 
 
 def _summary(by: list[str]) -> str:

@@ -1,7 +1,8 @@
 """What every integration does: it holds an audit, records the run, reads the claim, and finishes the audit."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, ClassVar, Self
 
@@ -11,12 +12,16 @@ from coalmine.integrations.recorder import FinishedRun, RunRecorder, Trainer
 from coalmine.log.rounds_file import RoundLog
 from coalmine.log.run_directory import RunDirectory
 from coalmine.measure.settings import Settings
+from coalmine.replay.outcome import Replay
+from coalmine.replay.step import replay
+from coalmine.replay.witness import witness
 from coalmine.result.audit_result import AuditResult
 from coalmine.result.other_rank import ResultOnRank0
 from coalmine.result.words import IN_STEPS, STEP, Words
 from coalmine.verdict.alarm import Alarm
 from coalmine.verdict.claim import Claim
 from coalmine.verdict.coverage import AuditedItem
+from coalmine.verdict.replayed_rows import ReplayedRows, ReplayedStep
 
 
 class FrameworkAudit(ABC):
@@ -34,6 +39,7 @@ class FrameworkAudit(ABC):
     ) -> None:
         """`privacy`, `canaries` and `config` go into config.toml; the audit's delta and number of canaries are added."""
         self.core = core
+        self._replayed: list[ReplayedStep] = []
         core.finishes_in = self.trainer.name
         settings = core.settings
         self.recorder = RunRecorder(
@@ -50,7 +56,24 @@ class FrameworkAudit(ABC):
 
     def conclude(self, claim: Claim | float | str | None, run: FinishedRun, *, task: str | None = None) -> AuditResult:
         """Judge the claim, and return and write the result: what `RunRecorder.finish` says."""
+        if self._replayed:
+            unit = "row" if self.trainer.unit == "example" else "reply"
+            rows = AuditedItem.of_rows(ReplayedRows(steps=tuple(self._replayed), unit=unit))
+            run = replace(run, items=[*(item for item in run.items if item.name != "rows"), rows])
         return self.recorder.finish(claim, run, task=task)
+
+    def replay(self, step: Callable[..., Any], batch: Any, **options: Any) -> Replay:
+        """Run a step of this training again without single rows or replies, and let the result cover what that shows.
+
+        `step` is a function of a batch that returns the clipped sum, and `options` are those of `coalmine.testing.replay`.
+        A client's neighbour sends zeros with the same weight unless `adjacency` says otherwise. The replay belongs to the
+        step that comes next.
+        """
+        if self.trainer.unit != "example":
+            options = {"adjacency": "zero-out"} | options
+        outcome = replay(step, batch, **options)
+        self._replayed.append(witness(self.last_round + 1, outcome))
+        return outcome
 
     def read_claim_as(self, accounted: Claim | None) -> None:
         """Let `on_violation` read a claim that is a bare number as this accounting."""

@@ -39,7 +39,11 @@ NO_GHOST_LOSS = (
 
 
 def audited(
-    *, scale: float | None = None, through_clip: ThroughClip = None, **settings: Unpack[AuditSettings]
+    *,
+    scale: float | None = None,
+    through_clip: ThroughClip = None,
+    replay: bool = True,
+    **settings: Unpack[AuditSettings],
 ) -> "AuditCallback":
     """A callback for a Trainer whose model, optimizer and data loader `make_private` returned.
 
@@ -48,22 +52,34 @@ def audited(
     paired with one row of the data set. `claim` is the epsilon that Opacus's accountant quotes for one row over the whole
     training, and is committed to before the first step. With `on_violation="raise"`, an alarm ends `train` with a
     ViolationError. Call `finish` after `train`.
+
+    With `replay`, a few steps are run again without one row, which measures how far a real row moves the sum. With
+    `PrivateTraining` the replay computes the loss as the Trainer does (`compute_loss`).
     """
-    return AuditCallback(scale=scale, through_clip=through_clip, **settings)
+    return AuditCallback(scale=scale, through_clip=through_clip, replay=replay, **settings)
 
 
 class AuditCallback(TrainerCallback):  # type: ignore[misc]  # transformers is not followed by mypy
     """Audits a Trainer: puts canaries into its steps, and clears per-example gradients after each step."""
 
     def __init__(
-        self, *, scale: float | None = None, through_clip: ThroughClip = None, **settings: Unpack[AuditSettings]
+        self,
+        *,
+        scale: float | None = None,
+        through_clip: ThroughClip = None,
+        replay: bool = True,
+        **settings: Unpack[AuditSettings],
     ) -> None:
         unknown = [name for name in settings if name not in AuditSettings.__annotations__]
         if unknown:
             known = ", ".join(AuditSettings.__annotations__)
             raise TypeError(f"audited() takes scale, through_clip, {known}, got {unknown[0]}")
         settings.setdefault("progress", "line")  # a Trainer has a bar of its own
+        if not isinstance(replay, bool):
+            raise TypeError(f"replay must be True or False, got {short_repr(replay)}: the Trainer has the loss")
         self._scale, self._through_clip, self._settings = scale, through_clip, settings
+        self._replay = replay
+        self.compute_loss: Callable[..., Any] | None = None  # of the Trainer, if it is a PrivateTraining
         self._optimizer: Any = None
         self._audit: opacus.OpacusAudit | None = None
         self._state: TrainerState | None = None  # of the training that it audits
@@ -108,6 +124,7 @@ class AuditCallback(TrainerCallback):  # type: ignore[misc]  # transformers is n
             scale=self._scale,
             through_clip=self._through_clip,
             steps=state.max_steps if state.max_steps > 0 else None,
+            replay=self.compute_loss if self._replay and self.compute_loss is not None else self._replay,
             **self._settings,
         )
         self._audit, self._state = self._optimizer.audit, state
@@ -176,6 +193,9 @@ class PrivateTraining:
         _use_fresh_generators(trainer.optimizer, private_loader)
         trainer.args.remove_unused_columns, trainer.args.ignore_data_skip = False, True
         trainer.label_names = trainer.label_names or ["labels"]
+        for callback in trainer.callback_handler.callbacks:
+            if isinstance(callback, AuditCallback):
+                callback.compute_loss = trainer.compute_loss
 
     def _checked_loss(self, loss: Any) -> Any:
         """The loss as it is; in an evaluation, where nothing is clipped, a loss of ghost clipping as a tensor."""

@@ -199,12 +199,7 @@ def checked_settings(
             f"canaries must leave {FEWEST} directions for unobserved ones, got {canaries} canaries in dimension {dim}"
         )
     cut = _checked_blocks(blocks, dim, canaries, kind)
-    room = min(cut, default=dim) - canaries
-    wanted = min(room, UNOBSERVED_EACH * canaries) if unobserved is None else unobserved
-    wanted = whole_number("unobserved", wanted, minimum=FEWEST)
-    if wanted > room:
-        space = "dim" if not cut else "the smallest block"
-        raise ValueError(f"unobserved must be at most {space} - canaries = {room}, got {wanted}")
+    wanted = _checked_unobserved(unobserved, canaries, dim, cut)
     beta = one_number("momentum", momentum)
     if not 0 <= beta < 1:
         raise ValueError(f"momentum must lie in [0, 1), got {beta}")
@@ -216,14 +211,7 @@ def checked_settings(
             f"unobserved must be at least {FEWEST_WITH_MOMENTUM} if {undone}, since norms are measured along "
             f"them, got {wanted}"
         )
-    try:
-        named = tuple((str(name), whole_number("layer size", size, minimum=1)) for name, size in layers or ())
-    except TypeError:
-        raise WrongTypeError(f"layers must be pairs of a name and a size, got {short_repr(layers)}") from None
-    if len({name for name, _ in named}) < len(named):
-        raise ValueError("layers must have different names, got one twice: each has its own gauge")
-    if named and sum(size for _, size in named) != dim:
-        raise ValueError(f"layers must add up to dim = {dim}, got {sum(size for _, size in named)}")
+    named = _checked_layers(layers, dim)
     groups = tuple(presentations) if isinstance(presentations, Sequence) else (presentations,)
     if sampling is not None:
         rounds = _rounds_of(checked_sampling(sampling), rounds, groups)
@@ -248,6 +236,28 @@ def checked_settings(
         processes=whole_number("processes", processes, minimum=1),
         shards=_checked_shards(shards, named, processes),
     )
+
+
+def _checked_unobserved(unobserved: int | None, canaries: int, dim: int, blocks: tuple[int, ...]) -> int:
+    room = min(blocks, default=dim) - canaries
+    wanted = min(room, UNOBSERVED_EACH * canaries) if unobserved is None else unobserved
+    wanted = whole_number("unobserved", wanted, minimum=FEWEST)
+    if wanted > room:
+        space = "dim" if not blocks else "the smallest block"
+        raise ValueError(f"unobserved must be at most {space} - canaries = {room}, got {wanted}")
+    return wanted
+
+
+def _checked_layers(layers: Sequence[tuple[str, int]] | None, dim: int) -> tuple[tuple[str, int], ...]:
+    try:
+        named = tuple((str(name), whole_number("layer size", size, minimum=1)) for name, size in layers or ())
+    except TypeError:
+        raise WrongTypeError(f"layers must be pairs of a name and a size, got {short_repr(layers)}") from None
+    if len({name for name, _ in named}) < len(named):
+        raise ValueError("layers must have different names, got one twice: each has its own gauge")
+    if named and sum(size for _, size in named) != dim:
+        raise ValueError(f"layers must add up to dim = {dim}, got {sum(size for _, size in named)}")
+    return named
 
 
 def _checked_blocks(blocks: Sequence[int], dim: int, canaries: int, kind: str) -> tuple[int, ...]:

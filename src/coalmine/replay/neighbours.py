@@ -14,6 +14,7 @@ from coalmine.canaries.array_types import is_jax, is_tensor
 Adjacency = Literal["zero-out", "add-remove", "replace-one"]
 MOVES = {"zero-out": 1, "add-remove": 1, "replace-one": 2}  # clip norms by which one row may move the sum
 LOUD = 100.0  # factor of an extreme row
+FAINT = 1e-9  # factor of a row where zeros cannot be computed with
 
 
 def row_count(batch: Any) -> int:
@@ -67,6 +68,11 @@ def with_row_of(batch: Any, row: int, other: int) -> Any:
 def blank(part: Any) -> Any:
     """Zeros: no content, or padding."""
     return part * 0 if not _is_floating(part) else _zeros(part)
+
+
+def faint(part: Any) -> Any:
+    """Almost zeros, with a direction; whole numbers become 0."""
+    return part * FAINT if _is_floating(part) else part * 0
 
 
 def loud(part: Any) -> Any:

@@ -15,6 +15,7 @@ from coalmine.replay.neighbours import (
     Adjacency,
     blank,
     copied,
+    faint,
     has_floats,
     has_tokens,
     leaves,
@@ -210,13 +211,17 @@ class Comparison:
         broken: list[str] = []
         coupled = 0.0
         for row, kind, batch in self._cases(rows, extremes=extremes):
-            run = base if batch is self.batch else self.runner.run(batch)
+            name = f"row {row} ({kind})"
+            try:
+                run = base if batch is self.batch else self.runner.run(batch)
+            except ZeroDivisionError:  # a row of zeros has no direction
+                broken.append(name)
+                continue
             other = self._neighbour(batch, row)
             if (
                 run.is_finite and not other.is_finite
             ):  # empty content may mean nothing, such as a mask without any token
                 other = self._neighbour(batch, row, (row + 1) % row_count(batch))
-            name = f"row {row} ({kind})"
             if not (run.is_finite and other.is_finite):
                 broken.append(name)
                 continue
@@ -269,7 +274,10 @@ class Comparison:
             if self.runner.takes_weights:
                 weights = weight_without(ones_like_rows(batch), row)
             empty = with_row(batch, row, blank) if instead is None else with_row_of(batch, row, instead)
-            return self.runner.run(empty, weights)
+            try:
+                return self.runner.run(empty, weights)
+            except ZeroDivisionError:  # such as Flower's clip of zeros
+                return self.runner.run(with_row(batch, row, faint), weights)
         return self.runner.run(without_row(batch, row))
 
     def _change(self, row: int, kind: str, run: Run, other: Run) -> RowChange:

@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from coalmine.argument_checks import nonnegative_array, one_number, short_repr, whole_number
+from coalmine.argument_checks import count_of, nonnegative, short_repr, whole_number
 from coalmine.estimators.sampling import FixedSize, Poisson, Sampling
+from coalmine.evidence.gauges.gauge import GaugeResult
 from coalmine.evidence.gauges.gauge_reader import GaugeReader
 from coalmine.evidence.gaussian_gate import BY_COHORT, NO_SAMPLER, OTHER_SAMPLER, GaussianGate
 from coalmine.evidence.ladder import LadderReader, Scores, presented_times
@@ -61,14 +62,8 @@ def derive_result(
     `watched` means that the alarm was checked during training: then a claim that it refuted is refuted.
     `others_complete` means that no client is missing from `others`: a claim can then be confirmed without stated noise.
     """
-    clients = None if clients is None else whole_number("clients", clients, minimum=0)
-    if clients is not None and clients > MOST_CLIENTS:
-        raise ValueError(f"clients must be at most {MOST_CLIENTS:,}, got {short_repr(clients)}")
-    if analytical_epsilon is not None and not (
-        isinstance(analytical_epsilon, float) and analytical_epsilon == math.inf
-    ):
-        number = one_number("analytical_epsilon", analytical_epsilon)
-        analytical_epsilon = float(nonnegative_array("analytical_epsilon", number))
+    clients = None if clients is None else _checked_clients(clients)
+    analytical_epsilon = None if analytical_epsilon is None else _checked_epsilon(analytical_epsilon)
     audited = checked_items(audited)
     claim = read_claim(claim, settings, max(log.numbers, default=0))
     schedule = NoiseSchedule.of(log.observed, settings)
@@ -87,18 +82,8 @@ def derive_result(
     sensitivity = None if claim is None else claim.sensitivity
     if claim is not None and claim.moved != 1 and participations:
         sensitivity = claim.moved * math.sqrt(participations)
-    verdict: Verdict | None = None
-    by_rung: dict[str, Verdict] = {}
-    notes: list[str] = [] if why is None else [why]
-    legs: dict[str, Verdict] = {}
-    if claim is not None and sampled is None:
-        verdict, by_rung, more = judge(claim, rungs, gauges, run)
-        notes += more
-    elif sampled is not None:
-        verdict, by_rung, legs, more = judge_sampled(sampled, rungs, gauges, run, log, settings, stated.clip_norms)
-        notes += more + _replaced(claim, sampled.claim)
-    else:
-        verdict = judge_unclaimed(rungs, gauges, run)
+    verdict, by_rung, legs, notes = _judged(claim, sampled, rungs, gauges, run, log, settings, stated)
+    notes = [*([] if why is None else [why]), *notes]
     alarm = None if alarms is None else alarms.alarm
     if alarm is not None:
         verdict = verdict if verdict is not None and verdict.outcome == VIOLATION else alarm.verdict
@@ -107,7 +92,7 @@ def derive_result(
         verdict, audited, None if claim is None else context_of(claim, rungs, gauges, run, _needs(sampled))
     )
     verdict = _without_pass(verdict, audited)
-    notes += gauge_reader.notes()
+    notes += _equal_noise(claim, run) + gauge_reader.notes()
     notes += _one_look(log, settings, verdict, alarm)
     gate = GaussianGate.of(gauges, gauge_reader.rounds, sampler=_sampler_doubt(legs))
     adversaries, more, small_groups = _adversaries(rungs, by_rung, unknown, settings, gate)
@@ -154,6 +139,17 @@ def derive_result(
     )
 
 
+def _equal_noise(claim: Claim | None, run: RunFacts) -> list[str]:
+    """The assumption about rounds that do not state their noise, if there are several."""
+    several = run.rounds is not None and len(run.rounds.numbers) > 1
+    if claim is None or not run.without_noise or run.vouched or run.correlated or not several:
+        return []
+    return [
+        f"the noise is taken to be equal in all rounds, as {count_of(run.without_noise, 'round')} did not state it: if it "
+        "changes, pass noise_std in every round"
+    ]
+
+
 def _needs(sampled: SampledClaim | None) -> tuple[float, Sampling] | None:
     """The noise multiplier that an amplified claim needs, and its scheme."""
     return None if sampled is None else (sampled.required_noise, sampled.sampling)
@@ -176,6 +172,38 @@ def _replaced(claim: Claim | None, judged: Claim) -> list[str]:
         f"epsilon {claim.epsilon:.4g} if one {unit} is replaced needs the noise that has epsilon {judged.epsilon:.4g} if "
         f"one {unit} is added or removed, which is what canaries show: the legs judge that"
     ]
+
+
+def _checked_clients(clients: int) -> int:
+    number = whole_number("clients", clients, minimum=0)
+    if number > MOST_CLIENTS:
+        raise ValueError(f"clients must be at most {MOST_CLIENTS:,}, got {short_repr(clients)}")
+    return number
+
+
+def _checked_epsilon(epsilon: float) -> float:
+    is_infinite = isinstance(epsilon, float) and epsilon == math.inf
+    return epsilon if is_infinite else nonnegative("analytical_epsilon", epsilon)
+
+
+def _judged(
+    claim: Claim | None,
+    sampled: SampledClaim | None,
+    rungs: list[Scores],
+    gauges: list[GaugeResult],
+    run: RunFacts,
+    log: RecordedRounds,
+    settings: Settings,
+    stated: StatedReader,
+) -> tuple[Verdict | None, dict[str, Verdict], dict[str, Verdict], list[str]]:
+    """The verdict on the claim, that of each rung, those of an amplified claim's parts, and notes."""
+    if claim is None:
+        return judge_unclaimed(rungs, gauges, run), {}, {}, []
+    if sampled is not None:
+        verdict, by_rung, legs, notes = judge_sampled(sampled, rungs, gauges, run, log, settings, stated.clip_norms)
+        return verdict, by_rung, legs, notes + _replaced(claim, sampled.claim)
+    verdict, by_rung, notes = judge(claim, rungs, gauges, run)
+    return verdict, by_rung, {}, notes
 
 
 def _without_pass(verdict: Verdict | None, audited: Iterable[AuditedItem]) -> Verdict | None:

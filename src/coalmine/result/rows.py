@@ -32,7 +32,6 @@ from coalmine.result.audit_result import Adversary, Headline, Row, interval_ends
 
 POOR_FIT = 0.01  # p-value of the goodness of fit below which there is a warning
 SMALLEST_SIGNAL = 1e-4  # value of 1/z up to which nothing leaks
-ABOVE = "the lower bound lies above the interval"
 IN_GROUPS = "canaries are picked in groups"
 
 
@@ -72,7 +71,7 @@ def _consistent(row: Row) -> Row:
     if interval is None or row.lower_bound <= interval.high:
         return row
     warning = (
-        f"{ABOVE} {interval.low:.3g} … {interval.high:.3g}, so the scores do not have the "
+        f"the lower bound lies above the interval {interval.low:.3g} … {interval.high:.3g}, so the scores do not have the "
         "law that the interval assumes: there is no interval"
     )
     return replace(row, estimate=replace(row.estimate, interval=None), warnings=(*row.warnings, warning))
@@ -151,8 +150,9 @@ def without_bound(unknown: Adversary) -> Adversary:
     warning = f"{IN_GROUPS}, so their scores are not independent: there is no lower bound"
     rows = []
     for row in unknown.rows:
-        kept = [line for line in row.warnings if not line.startswith(ABOVE)]
-        told = warning + (" and no interval" if len(kept) < len(row.warnings) else "")
+        lost = row.estimate.interval is None  # `_consistent` took it, and said so last
+        kept = row.warnings[:-1] if lost else row.warnings
+        told = warning + (" and no interval" if lost else "")
         gaussian = GaussianBound(withheld=IN_GROUPS)
         rows.append(replace(row, lower_bound=0.0, gaussian=gaussian, paper_lower_bound=0.0, warnings=(*kept, told)))
     return replace(unknown, rows=tuple(rows))

@@ -1,9 +1,11 @@
 """Gauges as grounds of a verdict: proofs that noise is missing, and gauges outside their limits that prove nothing."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
+from coalmine.argument_checks import Floats
 from coalmine.evidence.gauges.gauge import GaugeResult
 from coalmine.evidence.gauges.gaussian import Gaussian
 from coalmine.evidence.gauges.grid import Grid
@@ -13,6 +15,7 @@ from coalmine.verdict.claim_context import ClaimContext
 from coalmine.verdict.findings.gauges import LongResidual, NoisePartlyLeft, NoiseRemovable, OutsideLimits
 from coalmine.verdict.verdict import Verdict
 
+Bools = npt.NDArray[np.bool_]
 NO_NOISE = 1e-3  # share of the stated noise below which an attacker can remove it
 
 
@@ -36,15 +39,52 @@ def proves(gauge: GaugeResult, context: ClaimContext) -> bool:
     return context.exceeded(_weakened(gauge, stated, context))
 
 
+class _Weakened(NamedTuple):
+    """The noise that a gauge leaves: the multiplier of the round with the least, and 1/z of every round."""
+
+    least: float
+    inverse: Floats
+
+
 def _weakened(gauge: GaugeResult, stated: StatedNoise, context: ClaimContext) -> float:
-    """Epsilon if only the gauge's share of the stated noise is left: in the flagged rounds, or in all."""
-    assert gauge.noise_left is not None
+    """Epsilon if only the gauge's share of the stated noise is left."""
     if context.run.correlated:
-        return context.implied(stated.least(gauge.flagged) * gauge.noise_left * stated.high)
+        return context.implied(stated.least(gauge.flagged) * (gauge.noise_left or 0.0) * stated.high)
+    return context.composed(_left(gauge, stated).inverse)
+
+
+def _left(gauge: GaugeResult, stated: StatedNoise) -> _Weakened:
+    """The noise that is left: in each flagged round, in one of them, or over all rounds together.
+
+    The share of the worst round is no limit on that of the others. Where no other is known, only one flagged round is
+    taken to have it: the one that states the most noise.
+    """
+    assert gauge.noise_left
     inverse = 1 / (stated.multipliers * stated.high)
-    if not gauge.flagged:  # over all rounds: the rounds with the most noise alone may lack it
-        return context.composed(np.full(inverse.size, inverse.mean() / gauge.noise_left))
-    return context.composed(np.where(np.isin(stated.numbers, gauge.flagged), inverse / gauge.noise_left, inverse))
+    flagged = np.isin(stated.numbers, gauge.flagged)
+    if gauge.statistic is Length.DIFFERENCE:
+        return _left_in_pairs(gauge.noise_left, inverse, flagged)
+    if not flagged.any():  # over all rounds: the rounds with the most noise alone may lack it
+        inverse = np.full(inverse.size, inverse.mean() / gauge.noise_left)
+        return _Weakened(stated.least() * gauge.noise_left * stated.high, inverse)
+    if len(gauge.left_by_round) == flagged.sum():
+        inverse[flagged] /= np.array(gauge.left_by_round)
+        return _Weakened(1 / float(inverse[flagged].max()), inverse)
+    one = np.flatnonzero(flagged)[np.argmin(inverse[flagged])]
+    inverse[one] /= gauge.noise_left
+    return _Weakened(1 / float(inverse[one]), inverse)
+
+
+def _left_in_pairs(left: float, inverse: Floats, flagged: Bools) -> _Weakened:
+    """The noise of a client in one round and not in that before: the difference of the two has the noise of both.
+
+    How it is shared between them is not known, so nothing is said of a client in both. The round before may be any that
+    was observed, so it is taken to state the most noise.
+    """
+    pairs = left * np.hypot(1 / inverse[flagged], 1 / inverse.min())
+    alone = np.zeros(inverse.size)
+    alone[np.flatnonzero(flagged)[np.argmax(pairs)]] = 1 / float(pairs.max())
+    return _Weakened(float(pairs.max()), alone)
 
 
 def reading_of(gauge: GaugeResult) -> dict[str, Any]:
@@ -63,11 +103,14 @@ def proof(gauge: GaugeResult, context: ClaimContext) -> NoiseRemovable:
     stated = context.run.stated
     if not gauge.noise_left or gauge.noise_left < NO_NOISE or stated is None:
         return NoiseRemovable(**reading_of(gauge))
+    least = stated.least(gauge.flagged) * gauge.noise_left * stated.high
+    if not context.run.correlated:
+        least = _left(gauge, stated).least
     return NoisePartlyLeft(
         **reading_of(gauge),
         noise_left=gauge.noise_left,
         epsilon=_weakened(gauge, stated, context),
-        measured_noise=stated.least(gauge.flagged) * gauge.noise_left * stated.high,
+        measured_noise=least,
         claimed_noise=context.noise,
     )
 

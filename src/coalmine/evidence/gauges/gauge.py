@@ -62,6 +62,7 @@ class Statistic:
         noise_left: float | None = None,
         flagged: Iterable[int] = (),
         values: Floats | None = None,
+        left_by_round: Iterable[float] = (),
         part: str = "",
     ) -> "GaugeResult":
         """The statistic of a run. It is "low" with `noise_left`, and otherwise a "warning" if it `failed`."""
@@ -76,6 +77,7 @@ class Statistic:
             status="low" if noise_left is not None else "warning" if failed else "ok",
             noise_left=noise_left,
             values=np.array([smallest]) if values is None else values,
+            left_by_round=tuple(left_by_round),
         )
 
 
@@ -87,6 +89,7 @@ class GaugeResult:
     Both prevent a PASS, except for the gauge of training (see `bars_pass`). `smallest` and `largest` are the extremes over
     rounds or layers, and `limits` are those of a correct run; `flagged` rounds lie outside. If noise is missing,
     `noise_left` is an upper confidence limit on the remaining noise as a share of the stated noise; None if it is unknown.
+    It is that of the worst round. `left_by_round` has one for each flagged round, if they are known.
     `part` is the tensor, if the statistic is that of one.
     """
 
@@ -99,6 +102,7 @@ class GaugeResult:
     status: Status = "ok"
     noise_left: float | None = None
     values: Floats = field(repr=False, compare=False, default_factory=lambda: np.zeros(0))
+    left_by_round: tuple[float, ...] = field(repr=False, compare=False, default=())
 
     @property
     def name(self) -> str:

@@ -126,6 +126,7 @@ class Layers(Gauge):
                 failed=bool(outside.any()),
                 noise_left=worst if worst < 1 else None,
                 values=values,
+                left_by_round=np.minimum(values / low, 1)[outside].tolist(),
                 part=name,
             )
 
@@ -162,6 +163,7 @@ class Layers(Gauge):
             failed=long,
             noise_left=worst if worst < 1 else None,
             values=ratios.min(axis=1),
+            left_by_round=np.minimum(ratios / low, 1).min(axis=1)[outside.any(axis=1)].tolist(),
         )
 
     @classmethod

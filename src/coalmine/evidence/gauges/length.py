@@ -261,4 +261,5 @@ def _result(statistic: Statistic, lengths: list[_Length], low: Floats, high: Flo
         failed=bool(outside.any()),
         noise_left=worst if worst < 1 else None,
         values=ratios,
+        left_by_round=np.minimum(ratios / low, 1)[outside].tolist(),
     )

@@ -20,18 +20,16 @@ from coalmine.integrations.opacus.faults import Faults
 from coalmine.integrations.opacus.gradients import OneProcess
 from coalmine.integrations.opacus.selection import RowSelection, Selection
 from coalmine.measure.ranks import Ranks
-from coalmine.replay.neighbours import mapped, row_count
-from coalmine.replay.outcome import Replay
+from coalmine.replay.neighbours import copied, mapped, row_count
 from coalmine.replay.plan import ReplayPlan, rows_of
 from coalmine.replay.randomness import Draws, Randomness
 from coalmine.replay.state import Attributes
 from coalmine.replay.step import Comparison, Run
+from coalmine.replay.witness import unshown, witness
 from coalmine.verdict.coverage import AuditedItem
-from coalmine.verdict.replayed_rows import MOST_KEPT, UNTESTED, ReplayedRows, ReplayedStep
+from coalmine.verdict.replayed_rows import UNTESTED, ReplayedRows, ReplayedStep
 
 Loss = Callable[[Any, Any], Any]
-LEAST_EXCESS = 1e-3  # of the clip norm: a smaller excess is called rounding
-ROUNDOFFS = 4  # of the precision of a row's gradient, by which its clipped length may be off
 MOST_OUTPUTS = 4096  # numbers of each row's output that are compared
 LARGEST = 1 << 27  # parameters of a model whose sums are compared on the host
 SUM_OVER_ROWS = "the loss was taken as a sum over rows"
@@ -103,7 +101,7 @@ class Replays:
         if count < 2:  # a row alone can move no other; the next step is due
             return {}
         problem = None if self._loss else self._capture.problem(count)
-        found = _unshown(step, problem) if problem else self._replayed(step, count)
+        found = unshown(step, problem) if problem else self._replayed(step, count)
         self.steps.append(found)
         self._done = step
         return {"replayed": found.to_dict(), "replay_passes": self._last_passes}
@@ -131,9 +129,9 @@ class Replays:
                 outcome = comparison.of_rows(rows, extremes=True)
                 self._last_passes = runner.passes
                 self.passes += runner.passes
-                return _witness(step, outcome, runner.precision)
+                return witness(step, outcome, precision=runner.precision)
             except Exception as error:  # whatever it is, the training goes on
-                return _unshown(
+                return unshown(
                     step, f"the step could not be replayed ({type(error).__name__}: {one_line(str(error))[:200]})"
                 )
             finally:
@@ -323,7 +321,7 @@ class _LossRunner(_Runner):
             if ghost:
                 real = model.get_clipping_coef
                 model.get_clipping_coef = lambda: by_row(real(), kept)
-            self._loss(model, batch).backward()
+            self._loss(model, copied(batch)).backward()  # which may take its labels out
         finally:
             handle.remove()
             vars(model).pop("get_clipping_coef", None)
@@ -333,34 +331,6 @@ class _LossRunner(_Runner):
                 last = by_row(p.grad_sample[-1] if several else p.grad_sample, kept)
                 p.grad_sample = [*p.grad_sample[:-1], last] if several else last
         return _output_rows(seen, self._count)
-
-
-def _witness(step: int, outcome: Replay, precision: float) -> ReplayedStep:
-    """What one replay showed."""
-    tolerance = max(outcome.tolerance, ROUNDOFFS * precision, LEAST_EXCESS)
-    if outcome.difference > tolerance:
-        return _unshown(
-            step,
-            f"the step does not repeat with the same random numbers: it differs by {outcome.difference:.2g} clip norms",
-        )
-    worst = outcome.worst
-    if worst is None:
-        return _unshown(step, f"the sum is NaN or infinite with {', '.join(outcome.not_finite[:1]) or 'every row'}")
-    return ReplayedStep(
-        step=step,
-        rows=len(outcome.rows),
-        factor=worst.factor,
-        tolerance=tolerance,
-        row=worst.row,
-        kind=worst.kind,
-        tensors=tuple((each.name, each.change) for each in worst.tensors[:MOST_KEPT]),
-        coupled=outcome.coupled,
-        leaks=tuple(outcome.leaks),
-    )
-
-
-def _unshown(step: int, problem: str) -> ReplayedStep:
-    return ReplayedStep(step=step, rows=0, problem=problem)
 
 
 def _read(values: Any) -> ReplayedStep | None:
