@@ -15,6 +15,7 @@ from opacus.layers import DPLSTM, DPMultiheadAttention  # noqa: E402
 from opacus.utils.batch_memory_manager import BatchMemoryManager  # noqa: E402
 from opacus_training import WARNINGS, forget_clip, quoted  # noqa: E402
 from torch import nn  # noqa: E402
+from torch.utils.checkpoint import checkpoint  # noqa: E402
 from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
 
 from coalmine.integrations.opacus import audited, unaudited  # noqa: E402
@@ -71,11 +72,9 @@ class Run:
             optimizer=inner,
             criterion=criterion,
             data_loader=DataLoader(TensorDataset(data, labels), batch_size=batch),
-            noise_multiplier=1.0,
-            max_grad_norm=1.0,
             grad_sample_mode=mode,
             noise_generator=torch.Generator().manual_seed(2**40 + seed),
-            **(more or {}),
+            **({"noise_multiplier": 1.0, "max_grad_norm": 1.0} | (more or {})),
         )
         self.model, self.optimizer, self.loader = made[0], made[1], made[-1]
         self.criterion = made[2] if len(made) == 4 else criterion
@@ -358,13 +357,16 @@ class Tokens(nn.Module):
         return self.head((seen * kept).sum(1) / kept.sum(1).clamp(min=1))
 
 
-class Checkpointed(nn.Module):
+class Recomputed(nn.Module):
+    """Gradient checkpointing: the body is computed again in the backward pass."""
+
     def __init__(self):
         super().__init__()
-        self.first, self.body, self.last = nn.Linear(WIDTH, 20), nn.LayerNorm(20), nn.Linear(20, CLASSES)
+        self.body, self.head = nn.Linear(WIDTH, 20), nn.Linear(20, CLASSES)
 
     def forward(self, x):
-        return self.last(torch.relu(self.body(self.first(x))))
+        hidden = checkpoint(lambda rows: torch.tanh(rows) * 2, self.body(x), use_reentrant=False)
+        return self.head(hidden)
 
 
 class LowRank(nn.Module):
@@ -425,6 +427,7 @@ HONEST = {
     "lstm": (Recurrent, {}),
     "attention with padding": (Tokens, {"data": tokens()}),
     "low rank": (LowRank, {}),
+    "checkpointing": (Recomputed, {}),
     "tied": (Tied, {}),
     "several outputs": (SeveralOutputs, {"loss": both_outputs}),
     "float64": (lambda: mlp()().double(), {"data": torch.randn(160, WIDTH).double()}),
@@ -468,10 +471,6 @@ def test_honest_models_have_no_alarm(name):
 
         run = Held(net, **options)
     else:
-        more = options.get("more", {})
-        norm = more.pop("max_grad_norm", None) if isinstance(more, dict) else None
-        if norm is not None:
-            pytest.skip("see test_a_clip_by_layer_is_in_its_own_norm")
         run = Run(net, **options)
     assert run.item.status == "checked", run.item.detail
     assert run.replayed.worst.factor <= (1.001 if name != "autocast" else 1.03)
@@ -606,3 +605,43 @@ def test_a_plan_takes_at_most_its_share(planned, steps, rows):
         assert steps * (rows + 5) <= planned / 100
     assert ReplayPlan.of(planned, b"key") == plan
     assert sorted(rows_of(3, 20, rows, b"key")) == rows_of(3, 20, rows, b"key") != rows_of(4, 20, rows, b"key")
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_norms_of_ghost_clipping_that_are_too_small_are_refuted(given):
+    """As where ignored tokens shorten the norm but not the gradient (opacus#792): rows are clipped at three clip norms."""
+
+    def shorten(model, _):
+        model.get_clipping_coef = lambda: 3 * type(model).get_clipping_coef(model)
+
+    holder = []
+
+    class Held(Run):
+        def train(self, steps):
+            holder.append(self)
+            super().train(steps)
+
+    options = {"replay": lambda model, batch: holder[0].criterion(model(batch[0]), batch[1])} if given else {}
+    found = Held(mlp(), mode="ghost", data=10 * torch.randn(160, WIDTH), before=shorten, **options)
+    assert found.replayed.worst.factor == pytest.approx(3.0, abs=1e-3)
+    assert isinstance(found.result.verdict.finding, RowAboveClaim)
+
+
+def test_a_layer_whose_gradient_is_not_clipped_is_refuted():
+    """A hook that is lost: the last layer's rows are added as they are."""
+
+    def lose(optimizer):
+        real = optimizer.clip_and_accumulate
+
+        def clip_and_accumulate():
+            last = optimizer.params[-2]
+            sample, before = last.grad_sample, last.summed_grad
+            real()
+            last.summed_grad = sample.sum(0) if before is None else before + sample.sum(0)
+
+        optimizer.clip_and_accumulate = clip_and_accumulate
+
+    found = Run(mlp(), fault=lose, data=30 * torch.randn(160, WIDTH))
+    assert found.replayed.worst.factor > 2
+    assert found.replayed.worst.tensors[0][0] == "2.weight"
+    assert isinstance(found.result.verdict.finding, RowAboveClaim)

@@ -54,7 +54,7 @@ ITEMS = {  # an audited item in words of its own
     "sampler": "sampling",
     "participations": "participation",
     "others": "sum of others",
-    "rows": "real rows",
+    "rows": "real clients",
 }
 KEEP = "Keep this report with the model."
 NOISE = "noise"  # both its level and its distribution

@@ -97,6 +97,7 @@ QUESTIONS = {  # by audited item
     "sampler": "Are clients sampled as the accountant assumes?",
     "participations": "Did the canaries take part as often as the claim says a client does?",
     "others": "Does others match the sum of the real clients in each round?",
+    "rows": "Does a real client move the sum by at most the clip norm, and nothing else?",
 }
 
 LEGS = {  # the question of each part of an amplified claim
