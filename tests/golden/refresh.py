@@ -101,12 +101,13 @@ def main() -> int:
                 print(f"{name}: {error}")
                 shutil.rmtree(RUNS / name, ignore_errors=True)
         return 0
-    lines = [line for name in asked.names or names() for line in changes(name)[0]]
-    print("\n".join(lines) or "no difference")
+    found = {name: changes(name)[0] for name in asked.names or names()}
+    print("\n".join(line for lines in found.values() for line in lines) or "no difference")
+    changed = [name for name, lines in found.items() if lines]
     if asked.write:
-        for name in asked.names or names():
+        for name in changed:
             write(name)
-    return bool(lines)
+    return bool(changed)
 
 
 if __name__ == "__main__":

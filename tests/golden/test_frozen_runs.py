@@ -1,6 +1,6 @@
 """The frozen runs: their logs give the same results, and coalmine prints the same about them.
 
-Numbers agree to 1e-12, texts exactly. `python tests/golden/refresh.py` shows the differences; `--write` accepts them.
+Numbers agree to 1e-9, texts exactly. `python tests/golden/refresh.py` shows the differences; `--write` accepts them.
 """
 
 import json
