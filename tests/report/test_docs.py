@@ -12,7 +12,7 @@ import pytest
 DOCS = Path(__file__).parents[2] / "docs"
 
 
-@pytest.mark.parametrize(("page", "examples"), [("amplification", 9), ("reading-a-result", 5)])
+@pytest.mark.parametrize(("page", "examples"), [("amplification", 9), ("reading-a-result", 9)])
 def test_the_examples_of_a_page_print_what_it_shows(page, examples):
     flags = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
     done = doctest.testfile(str(DOCS / "explanation" / f"{page}.md"), module_relative=False, optionflags=flags)
