@@ -212,7 +212,7 @@ def test_a_claim_states_delta_and_unit():
         (0, "claim must be above 0"),
         (-1.0, "claim must be above 0"),
         (float("nan"), "claim must be finite"),
-        (True, "claim must be a number, got True"),
+        (True, "claim must be a number such as 3.0, or a Claim, got True"),
         ("three", "claim must be a number such as 3, or mechanism:3"),
         ([3.0], "claim must be one number"),
         (Claim(3.0, delta=1e-6), "the claim must be at the audit's delta, 1e-05, got one at delta 1e-06"),
