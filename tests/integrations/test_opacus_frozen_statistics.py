@@ -29,10 +29,22 @@ class Centred(torch.nn.Module):
         return y
 
 
-def _trained(*, follows: bool, replay: bool) -> tuple[torch.Tensor, AuditResult]:
+class Masked(Centred):
+    """Subtracts a little of the batch's mean, and masks one class."""
+
+    def __init__(self, fill: float, coupling: float) -> None:
+        super().__init__(follows=False)
+        self.fill, self.coupling = fill, coupling
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = 0.02 * self.inner(x - self.coupling * x.mean(dim=0))
+        return torch.cat([y, torch.full_like(y[:, :1], self.fill)], dim=1)
+
+
+def _trained(*, follows: bool, replay: bool, model: Centred | None = None) -> tuple[torch.Tensor, AuditResult]:
     torch.manual_seed(3)
     data = TensorDataset(torch.randn(160, 16), torch.randint(0, 4, (160,)))
-    model = Centred(follows=follows)
+    model = model or Centred(follows=follows)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     private, optimizer, loader = PrivacyEngine().make_private(
         module=model,
@@ -66,3 +78,11 @@ def test_a_frozen_parameter_that_follows_rows_is_left_as_it_is_and_seen() -> Non
 def test_a_frozen_parameter_that_stays_is_no_fault() -> None:
     _, result = _trained(follows=False, replay=True)
     assert _rows(result) == "checked"
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("fill", [-1e9, -torch.inf])
+def test_a_masked_class_does_not_hide_rows_that_see_each_other(fill: float) -> None:
+    for coupling, status in ((0.01, "failed"), (0.0, "checked")):
+        _, result = _trained(follows=False, replay=True, model=Masked(fill, coupling))
+        assert _rows(result) == status

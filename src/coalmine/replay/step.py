@@ -39,6 +39,7 @@ ROWS = 8  # default number of rows
 ROUNDING = 1e-6  # of the sum's norm, in single precision; other precisions in proportion to their unit roundoff
 SINGLE = float(np.finfo(np.float32).eps)
 COUPLING = 1e-5  # of the outputs' size, in single precision: rows that see each other move further than this
+MASKED = 1e5  # times the median output: what is larger masks something
 REAL = "real"
 
 
@@ -378,7 +379,15 @@ def _moved_outputs(run: Run, other: Run, row: int) -> float:
     if run.outputs is None or other.outputs is None or run.outputs.shape != other.outputs.shape:
         return 0.0
     before, after = (np.delete(each.outputs, row, axis=0) for each in (run, other) if each.outputs is not None)
-    largest = float(np.abs(before).max(initial=0.0))
+    finite = np.isfinite(before)
+    if not np.array_equal(finite, np.isfinite(after)):
+        return 1.0
+    before, after = before[finite], after[finite]
+    sizes = np.abs(before)
+    seen = sizes[sizes > 0]
+    if seen.size:  # a mask such as -1e9 is no size of an output
+        sizes = sizes[sizes <= MASKED * np.median(seen)]
+    largest = float(sizes.max(initial=0.0))
     return 0.0 if largest == 0 else float(np.abs(before - after).max(initial=0.0)) / largest
 
 
