@@ -97,7 +97,7 @@ class Words:
             return cls(claimed or UNIT, "call")
         in_steps = trainer.name in IN_STEPS or trainer.level == "example"
         row = "row" if trainer.name in IN_STEPS else "example"
-        unit = trainer.row_unit or claimed or (row if trainer.unit == "example" else UNIT)
+        unit = trainer.named_unit or claimed or (row if trainer.unit == "example" else UNIT)
         return cls(unit, "step" if in_steps else STEP)
 
     def say(self, text: str) -> str:
