@@ -175,7 +175,7 @@ class AggregateAudit(FrameworkAudit):
         super().__init__(core, privacy=privacy, canaries={"scale": scale})
 
     def observe(self, aggregate: Mapping[str, Any], present: Sequence[int], replies: int) -> None:
-        """Record an aggregate, the average of so many replies."""
+        """Record an aggregate, the average of `replies` replies."""
         arrays = [np.asarray(values, dtype=np.float64).reshape(-1) for values in aggregate.values()]
         clip_norm, number = self._clip_norm / max(replies, 1), self.last_round + 1
         self.core.observe_round(
