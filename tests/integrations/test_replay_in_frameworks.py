@@ -82,7 +82,7 @@ def test_the_aggregates_of_flower_are_replayed_with_a_zero_reply(where):
 
 
 def test_the_mechanism_of_pfl_is_replayed_with_a_zero_reply():
-    require("pfl")
+    pytest.importorskip("pfl", reason="pfl is not installed; python -m studies.other_frameworks runs this")
     from pfl.privacy.gaussian_mechanism import GaussianMechanism
     from pfl.privacy.privacy_mechanism import CentrallyAppliedPrivacyMechanism
 

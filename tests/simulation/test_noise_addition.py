@@ -190,7 +190,7 @@ def test_invalid_noise_settings_are_rejected(privacy, words):
 
 
 def test_amplified_claims_with_correlated_noise_are_rejected():
-    with pytest.raises(ValueError, match="amplification by sampling is not supported for noise tree by sampling"):
+    with pytest.raises(ValueError, match="amplification by sampling is not supported for noise tree"):
         config(
             "tree",
             claim=ClaimSettings(accountant=True),

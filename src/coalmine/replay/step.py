@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol, get_args
 
 import numpy as np
 
-from coalmine.argument_checks import Floats, WrongTypeError, positive, short_repr, whole_number
+from coalmine.argument_checks import Floats, WrongTypeError, nonnegative, positive, short_repr, whole_number
 from coalmine.canaries.array_types import is_tensor
 from coalmine.replay.neighbours import (
     MOVES,
@@ -93,6 +93,8 @@ def replay(
     if short_repr(adjacency) not in map(repr, get_args(Adjacency)):
         raise ValueError(f"adjacency must be 'zero-out', 'add-remove' or 'replace-one', got {short_repr(adjacency)}")
     norm = positive("clip_norm", clip_norm)
+    if tolerance is not None:
+        tolerance = nonnegative("tolerance", tolerance)
     chosen = _chosen_rows(batch, rows)
     runner = _Runner(step, model, [optimizer, *state], generators, has_aux=has_aux)
     try:
@@ -103,6 +105,8 @@ def replay(
 
 def _chosen_rows(batch: Any, rows: int | Iterable[int]) -> list[int]:
     count = row_count(batch)
+    if count == 0:
+        raise ValueError("batch must hold at least one row, got none")
     if isinstance(rows, Iterable):
         chosen = [whole_number("rows", row, minimum=0) for row in rows]
         if not chosen or max(chosen) >= count:
@@ -339,8 +343,10 @@ def _named(value: Any, name: str) -> list[tuple[str, Any]]:
 def _vector(part: Any) -> Floats:
     try:
         if is_tensor(part):
-            part = part.detach().cpu()
+            part = part.detach().cpu().resolve_conj()
             part = part.double().numpy() if part.is_floating_point() else part.numpy()
+        if np.iscomplexobj(part):
+            part = np.stack([np.real(part), np.imag(part)])
         return np.array(part, dtype=np.float64).reshape(-1)
     except (TypeError, ValueError):
         raise WrongTypeError(

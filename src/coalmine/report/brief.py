@@ -122,9 +122,9 @@ def answers(result: AuditResult) -> Iterator[tuple[str, str]]:
     open_items = [ITEMS.get(item.name, item.name) for item in result.audited if item.is_open]
     failed = [ITEMS.get(item.name, item.name) for item in result.audited if item.status == "failed"]
     if result.audited:
-        everything = "" if open_items or failed else "everything: "
+        every = "" if open_items or failed else "all items: "
         listed = ", ".join(checked).replace("noise level, noise distribution", NOISE)
-        yield "checked", everything + (listed or "the canaries alone")
+        yield "checked", every + (listed or "the canaries alone")
         wrong = f"; not as claimed: {', '.join(failed)}" if failed else ""
         left = ", ".join(name for name in open_items if name not in failed)
         if left or wrong:
@@ -207,7 +207,7 @@ def assumption(rung: str) -> str:
     if rung in FINAL_RUNGS:
         return "if the scores are normal (tested)"
     if rung == UNKNOWN_ROUND:
-        return "if noise and sampling are as declared (tested)"
+        return "if noise is Gaussian and sampling as declared"
     return "if the noise is Gaussian (tested)"
 
 

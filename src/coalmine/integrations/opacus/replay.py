@@ -32,6 +32,9 @@ from coalmine.verdict.replayed_rows import UNTESTED, ReplayedRows, ReplayedStep
 Loss = Callable[[Any, Any], Any]
 MOST_OUTPUTS = 4096  # numbers of each row's output that are compared
 LARGEST = 1 << 27  # parameters of a model whose sums are compared on the host
+LARGEST_FROZEN = (
+    1 << 18
+)  # numbers of a frozen parameter that is compared: statistics are small, matrices of base models not
 SUM_OVER_ROWS = "the loss was taken as a sum over rows"
 OF_TORCH = frozenset({"_parameters", "_buffers", "_modules", "training"})
 
@@ -175,7 +178,10 @@ class _Held:
         self._modules = [Attributes(part, skip=OF_TORCH) for part in model.modules()]
         self._optimizer_state = Attributes(optimizer)
         trained = {id(p) for p in optimizer.params}
-        self._buffers = [(each, each.detach().clone()) for each in model.buffers() if id(each) not in trained]
+        frozen = [each for each in model.parameters() if id(each) not in trained and each.numel() <= LARGEST_FROZEN]
+        self._frozen = {id(each) for each in frozen}
+        kept = [*(each for each in model.buffers() if id(each) not in trained), *frozen]
+        self._buffers = [(each, each.detach().clone()) for each in kept]
         self._asked = faults.asked_for_norms
 
     def __enter__(self) -> "_Held":
@@ -217,8 +223,9 @@ class _Held:
             buffer.data.copy_(content)
 
     def written(self) -> dict[str, Any]:
-        """What is saved with the model besides its parameters."""
-        parameters = {name for name, _ in self.model.named_parameters(remove_duplicate=False)}
+        """What is saved with the model besides its trained parameters; a frozen one may hold running statistics."""
+        pairs = self.model.named_parameters(remove_duplicate=False)
+        parameters = {name for name, each in pairs if id(each) not in self._frozen}
         state = self.model.state_dict()
         return {
             name: each.detach().clone()

@@ -101,8 +101,8 @@ class OthersWrong(Doubt):
         scale = f"{1 / self.factor:.3g} times" if self.factor > 0 else "unlike"
         return (
             f"`others` is not the sum that entered the rounds: it is {scale} the real clients' part, so no verdict can be "
-            "based on it. If you pass `others`, pass the clipped sum of the real clients, divided by the same n and scaled by "
-            "the same server learning rate as model_delta; if the pipeline computes it, its clip is not the stated one"
+            "based on it. If you pass `others`, pass the clipped sum of the real clients, divided by the same n and scaled "
+            "by the same server learning rate as model_delta; if the pipeline computes it, its clip is not the stated one"
         )
 
     def plain(self) -> str:
