@@ -62,8 +62,9 @@ def detail_lines(result: AuditResult) -> Iterator[str]:
     yield from bound_notes(result)
     yield from row_warnings(result)
     top = top_row(result)
+    bars = {} if top is None else dict(zip(BOUNDS, (top.interval, top.gaussian.interval), strict=True))
     for name, value, meaning in figures(result):
-        text = format_bound(value, top.interval) if top and name in BOUNDS else format_number(value, 4)
+        text = format_bound(value, bars[name]) if name in bars else format_number(value, 4)
         yield f"{name} {text}: {meaning}"
     if result.claim is not None:
         yield result.claim.sentence(result.settings.delta) + (f"; {basis}" if (basis := claim_basis(result)) else "")
