@@ -34,6 +34,7 @@ def main(options: argparse.Namespace) -> None:
     private, optimizer, *changed, loader = made
     loss = changed[0] if changed else loss  # ghost mode clips in the loss
     settings = {"canaries": options.canaries, "seed_file": options.seed_file, "delta": options.delta}
+    settings["unit"] = options.unit
     claim = planned_epsilon(options, loader)
     optimizer = audited(optimizer, private, claim=claim, data_loader=loader, directory=options.out, **settings)
     for epoch in range(1, options.epochs + 1):
@@ -42,7 +43,7 @@ def main(options: argparse.Namespace) -> None:
             current = loss(private(input_ids=batch["input_ids"]).logits, batch["labels"])
             current.backward()
             optimizer.step()
-    print(optimizer.audit.finish(task="LoRA", unit=options.unit))
+    print(optimizer.audit.finish(task="LoRA"))
     print(f"last loss {current.item():.3g}; epsilon {engine.get_epsilon(options.delta):.3g} by the accountant")
     model.save_pretrained(options.out / "adapters")
 

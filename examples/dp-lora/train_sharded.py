@@ -41,6 +41,7 @@ def main(options: argparse.Namespace) -> None:
         rand_on_empty=True,
     )
     settings = {"canaries": options.canaries, "seed_file": options.seed_file, "delta": options.delta}
+    settings["unit"] = options.unit
     claim = planned_epsilon(options, loader)
     optimizer = audited(optimizer, private, claim=claim, data_loader=loader, directory=options.out, **settings)
     for _ in range(options.epochs):
@@ -48,7 +49,7 @@ def main(options: argparse.Namespace) -> None:
             optimizer.zero_grad()
             loss(private(input_ids=batch["input_ids"]).logits, batch["labels"]).backward()
             optimizer.step()
-    result = optimizer.audit.finish(task="LoRA", unit=options.unit)
+    result = optimizer.audit.finish(task="LoRA")
     if rank == 0:
         print(result)
         print(f"epsilon {engine.get_epsilon(options.delta):.3g} by the accountant")

@@ -36,6 +36,7 @@ def main(options: argparse.Namespace) -> None:
     )
     private, optimizer, *changed, loader = made
     settings = {"canaries": options.canaries, "seed_file": options.seed_file, "delta": options.delta}
+    settings["unit"] = options.unit
     audit = audited(claim=planned_epsilon(options, loader), directory=options.out, **settings)
     arguments = TrainingArguments(
         output_dir=str(options.out / "trainer"),
@@ -55,7 +56,7 @@ def main(options: argparse.Namespace) -> None:
         callbacks=[audit],
     )
     trainer.train()
-    print(audit.finish(task="LoRA", unit=options.unit))
+    print(audit.finish(task="LoRA"))
     print(f"epsilon {engine.get_epsilon(options.delta):.3g} by the accountant")
     model.save_pretrained(options.out / "adapters")
 

@@ -89,6 +89,7 @@ def start(
     observe=False,
     claim="quoted",
     replay=True,
+    unit=None,
     **settings,
 ):
     """A trained optimizer with an unfinished audit, and the engine. `fault` changes the optimizer before the audit does.
@@ -114,6 +115,7 @@ def start(
         directory=directory,
         claim=claim,
         replay=replay,
+        unit=unit,
         **({"data_loader": loader} if observe else coin),
     )
     audit = optimizer.audit

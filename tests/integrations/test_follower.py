@@ -7,10 +7,14 @@ import types
 
 import numpy as np
 import pytest
+from statements import visible_text
 
 from coalmine import Audit, Claim, mechanism_epsilon
 from coalmine.integrations.framework_audit import FrameworkAudit
 from coalmine.integrations.recorder import FinishedRun, Trainer
+from coalmine.integrations.setup import set_up_audit
+from coalmine.report.document import report_text
+from coalmine.report.statement import read_statement
 
 DIM, CANARIES, ROUNDS, DELTA = 2_000, 100, 12, 1e-5
 CLAIM = float(mechanism_epsilon(1.0, delta=DELTA))
@@ -48,6 +52,38 @@ def test_one_line_says_what_is_audited_and_what_to_store(tmp_path, capsys):
     commitment = re.search(r"store this commitment elsewhere: (\w{64})$", line)[1]
     assert commitment in (tmp_path / "run" / "audit" / "record.json").read_text()
     assert f"written to {tmp_path / 'run'}; " in line
+
+
+def test_a_unit_is_named_once_and_said_everywhere(tmp_path, capsys):
+    result, run = trained(directory=tmp_path / "run", unit="hospital"), tmp_path / "run"
+    assert "for one hospital; " in capsys.readouterr().err
+    assert result.claim.unit == result.trainer.privacy_unit == "hospital"
+    assert "for one hospital" in str(result).splitlines()[0]
+    statement = read_statement(run)
+    page = visible_text(report_text([run]))
+    assert "as if it were a hospital" in page
+    assert "for a client" not in page
+    assert "for a hospital that takes part once" in statement.items["evidence.verdict"].text
+    assert statement.items["guarantee.unit"].text == "one hospital, with everything that it contributes"
+
+
+def test_a_unit_without_a_claim_names_what_was_measured(capsys):
+    assert "hospital" in str(trained(claim=None, unit="hospital"))
+
+
+@pytest.mark.parametrize("bad", ["", " ", "two\nlines", 5, "x" * 61])
+def test_a_unit_that_cannot_stand_in_a_sentence_is_refused(bad):
+    with pytest.raises(ValueError, match="unit must name what is protected, such as"):
+        set_up_audit([("w", DIM)], canaries=CANARIES, seed=b"toy", delta=DELTA, unit=bad)
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_a_claim_that_states_another_unit_is_refused_before_anything_is_written(own, tmp_path):
+    terms = {"canaries": CANARIES, "seed": b"toy", "delta": DELTA, "claim": Claim(CLAIM, unit="user")}
+    given = {"audit": Audit(DIM, **terms)} if own else {**terms, "directory": tmp_path / "run"}
+    with pytest.raises(ValueError, match="unit must be the one that the claim states, 'user', got 'hospital'"):
+        set_up_audit([("w", DIM)], unit="hospital", **given)
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_training_without_claim_or_directory_says_so(capsys):

@@ -157,7 +157,7 @@ def gauge(name, status):
         (("rank",), "warning", "subspace"),
         (("grid",), "low", "takes few values"),
         (("bare coordinates",), "warning", "next to no noise"),
-        (("others",), "warning", "`others` is not what the round summed"),
+        (("others",), "warning", "`others` is not the sum that entered the round"),
         (("residual", "pooled residual"), "warning", "`others` is incomplete, or there is more noise than stated"),
         (("residual", "pooled residual"), "low", "less noise than stated"),
         (("repeat", "repeat of any"), "low", "seeded again in every round"),

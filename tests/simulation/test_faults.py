@@ -106,7 +106,9 @@ def test_laplace_noise_never_passes(trials):
 @pytest.mark.full
 def test_wrong_others_of_an_honest_run_are_named_with_their_factor(trials):
     for trial in trials("others-wrong"):
-        assert trial.result.verdict.reason.startswith("`others` is not what the rounds summed: it is 1.2 times")
+        assert trial.result.verdict.reason.startswith(
+            "`others` is not the sum that entered the rounds: it is 1.2 times"
+        )
         assert gauge(trial, "others").largest == pytest.approx(1 / 1.2, abs=0.02)
         assert fault_names(likely_faults(trial.result)) == ["others-wrong"]
         assert trial.blind.verdict.outcome == "UNDERPOWERED"

@@ -210,7 +210,7 @@ def _hadamard(values: Any) -> Any:
 
 
 def _transformed(values: Any, steps: int, precision: Any) -> Any:
-    """The transform in products of at most so many of its steps."""
+    """The transform in products of at most that many of its steps."""
     size = values.shape[0]
     levels = size.bit_length() - 1
     groups = -(-levels // steps)

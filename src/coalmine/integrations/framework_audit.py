@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Self
 from coalmine.audit import Audit
 from coalmine.integrations.follower import Dashboards, Follower, Progress
 from coalmine.integrations.recorder import FinishedRun, RunRecorder, Trainer
+from coalmine.integrations.setup import checked_unit
 from coalmine.log.rounds_file import RoundLog
 from coalmine.log.run_directory import RunDirectory
 from coalmine.measure.settings import Settings
@@ -80,8 +81,19 @@ class FrameworkAudit(ABC):
         if accounted is not None and self.core.claim is not None and self.core.claim.bare:
             self.core.watch.read_claim_as(self.core.claim.read_as(accounted))
 
-    def follow(self, planned: int | None = None, *, progress: Progress = None, log_to: Dashboards = None) -> None:
-        """Say in one line what is audited; then show a bar of steps, and log to dashboards. See `Follower`."""
+    def follow(
+        self,
+        planned: int | None = None,
+        *,
+        progress: Progress = None,
+        log_to: Dashboards = None,
+        unit: str | None = None,
+    ) -> None:
+        """Say in one line what is audited; then show a bar of steps, and log to dashboards. See `Follower`.
+
+        `unit` names what is protected, if the user did.
+        """
+        self.recorder.unit = checked_unit(unit)
         words = Words(self._unit_word, "step" if self.trainer.name in IN_STEPS else STEP)
         self.recorder.follower = Follower(self.core, words, planned=planned, progress=progress, log_to=log_to)
 
@@ -89,7 +101,7 @@ class FrameworkAudit(ABC):
     def _unit_word(self) -> str:
         """What the claim is about; without one, what one clip of this framework bounds."""
         claimed = None if self.claim is None else self.claim.unit
-        return claimed or ("row" if self.trainer.unit == "example" else self.trainer.unit)
+        return self.recorder.unit or claimed or ("row" if self.trainer.unit == "example" else self.trainer.unit)
 
     def detach(self) -> None:
         """Give the audit back to its owner, who may then finish it without the framework."""

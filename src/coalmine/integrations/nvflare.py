@@ -32,7 +32,7 @@ from coalmine.canaries import RotatedCanaries
 from coalmine.integrations.claims import seen_accounting
 from coalmine.integrations.framework_audit import FrameworkAudit
 from coalmine.integrations.recorder import FinishedRun, Trainer
-from coalmine.integrations.setup import full_claim, refuse_result, watch_noise
+from coalmine.integrations.setup import check_unit, checked_unit, full_claim, refuse_result, watch_noise
 from coalmine.log.seed_file import read_seed
 from coalmine.result.audit_result import AuditResult
 from coalmine.verdict.alarm import ViolationError
@@ -77,6 +77,7 @@ def audited(
     task: str | None = None,
     claim: float | None = None,
     on_violation: Literal["warn", "raise"] | None = None,
+    unit: str | None = None,
 ) -> AnyRecipe:
     """The same recipe with canaries on some of its sites, and a server that audits every round of training.
 
@@ -92,9 +93,9 @@ def audited(
     confirmed. `on_violation` is "warn", or "raise" to end the job in the round that refutes the claim. Without a claim, it
     watches the noise multiplier.
 
-    The server judges the claim and stores the name of the `task`. `recipe.audit.finish` takes a `claim` for a job that began
-    without one, and a `task`. It reads the server's directory, so on another machine it raises a ValueError. A claim with
-    `sampling` is judged with the sites that the server chose.
+    `unit` names what is protected ("site" by default). The server judges the claim and stores the name of the `task`.
+    `recipe.audit.finish` takes a `claim` for a job that began without one, and a `task`. It reads the server's directory,
+    so on another machine it raises a ValueError. A claim with `sampling` is judged with the sites that the server chose.
     """
     if not isinstance(recipe, Recipe):
         raise TypeError(f"recipe must be a recipe of NVFlare, got {short_repr(recipe)}")
@@ -112,7 +113,7 @@ def audited(
     length = 1.0 if scale is None else scale
     audit = AuditFilter(
         dim, len(canaries), delta, str(path), str(home), clip_norm, noise_multiplier, task, unobserved, length,
-        claim, on_violation,
+        claim, on_violation, unit,
     )  # fmt: skip
     filters = [CanaryFilter(index, dim, clip_norm, str(path), length) for index in range(len(canaries))]
     if (seed is None) == (seed_file is None):
@@ -174,7 +175,7 @@ class AggregateAudit(FrameworkAudit):
         super().__init__(core, privacy=privacy, canaries={"scale": scale})
 
     def observe(self, aggregate: Mapping[str, Any], present: Sequence[int], replies: int) -> None:
-        """Record an aggregate, the average of so many replies."""
+        """Record an aggregate, the average of `replies` replies."""
         arrays = [np.asarray(values, dtype=np.float64).reshape(-1) for values in aggregate.values()]
         clip_norm, number = self._clip_norm / max(replies, 1), self.last_round + 1
         self.core.observe_round(
@@ -224,6 +225,7 @@ class AuditFilter(DXOFilter):  # type: ignore[misc]
         scale: float = 1.0,
         claim: float | None = None,
         on_violation: Literal["warn", "raise"] | None = None,
+        unit: str | None = None,
     ) -> None:
         super().__init__(supported_data_kinds=[DataKind.WEIGHT_DIFF], data_kinds_to_filter=[DataKind.WEIGHT_DIFF])
         if on_violation not in (None, "warn", "raise"):
@@ -234,7 +236,8 @@ class AuditFilter(DXOFilter):  # type: ignore[misc]
             raise ValueError(
                 "on_violation needs a claim or a noise_multiplier to test the rounds against: give one of them"
             )
-        self.claim, self.on_violation = claim, on_violation
+        self.claim, self.on_violation, self.unit = claim, on_violation, checked_unit(unit)
+        check_unit(Claim.of(claim), self.unit)
         self.dim, self.canaries, self.unobserved, self.delta = dim, canaries, unobserved, delta
         self.seed_file, self.directory, self.task = seed_file, directory, task
         self.clip_norm, self.scale = positive("clip_norm", clip_norm), positive("scale", scale)
@@ -279,7 +282,7 @@ class AuditFilter(DXOFilter):  # type: ignore[misc]
     def _open(self) -> AggregateAudit:
         claim = Claim.of(self.claim)
         if claim is not None:
-            claim = full_claim(claim, delta=self.delta, unit=UNIT, adjacency=ADJACENCY)
+            claim = full_claim(claim, delta=self.delta, unit=self.unit, usual_unit=UNIT, adjacency=ADJACENCY)
         core = Audit(
             self.dim,
             canaries=self.canaries,
@@ -292,6 +295,8 @@ class AuditFilter(DXOFilter):  # type: ignore[misc]
         if self.on_violation is not None and claim is not None:
             core.watch.start(self.on_violation)
         watch_noise(core, self.on_violation, self.noise_multiplier)
-        return AggregateAudit(
+        audit = AggregateAudit(
             core, clip_norm=self.clip_norm, noise=self.noise_multiplier, scale=self.scale, task=self.task
         )
+        audit.recorder.unit = self.unit
+        return audit

@@ -54,11 +54,11 @@ def audited(
     """A postprocessor that replaces the privacy mechanism; its audit is `.audit`.
 
     `model` is the network that is trained. Each of its parameters gets its own noise gauge. `settings` are `canaries`,
-    `unobserved`, `delta`, `directory`, `claim` and `on_violation` as in `Audit`, and either `seed` or `seed_file`. Without a
-    claim, `on_violation` watches the noise multiplier. An `audit` of your own replaces all of these settings. `scale` (10)
-    is the length of a canary in clip norms before the clip. `clip_norm` and `noise_multiplier`, relative to the sum of
-    clipped updates, are read from a mechanism that clips and adds Gaussian noise centrally. For another mechanism, give
-    them yourself.
+    `unobserved`, `delta`, `directory`, `claim` and `on_violation` as in `Audit`, and either `seed` or `seed_file`. Without
+    a claim, `on_violation` watches the noise multiplier. `unit` names what is protected ("user" by default). An `audit` of
+    your own replaces all of these settings. `scale` (10) is the length of a canary in clip norms before the clip.
+    `clip_norm` and `noise_multiplier`, relative to the sum of clipped updates, are read from a mechanism that clips and
+    adds Gaussian noise centrally. For another mechanism, give them yourself.
 
     `claim` is the epsilon to judge, and is committed to before round 1. A number is for one user over the whole run. If
     every user takes part in every round, it is the mechanism's, composed. If pfl samples users, the audit cannot know how
@@ -88,7 +88,7 @@ def audited(
     # pfl's updates hold the parameters that require gradients, in this order (PyTorchModel.variable_map)
     trained = () if model is None else model.named_parameters()
     layers = [(name, p.numel()) for name, p in trained if p.requires_grad]
-    core = set_up_audit(None if model is None else layers, unit=UNIT, adjacency=ADJACENCY, **settings)
+    core = set_up_audit(None if model is None else layers, usual_unit=UNIT, adjacency=ADJACENCY, **settings)
     watch_noise(core, settings.get("on_violation"), noise)
     audit = MechanismAudit(core, clip_norm=size, noise=noise, scale=length)
     audit.follow(core.settings.rounds, **followed(settings))

@@ -16,12 +16,15 @@ from coalmine.integrations.claims import (
     usual_presentations,
 )
 from coalmine.integrations.follower import Follower
+from coalmine.integrations.setup import check_unit
 from coalmine.result.audit_result import AuditResult
 from coalmine.result.trainer_section import TrainerSection
 from coalmine.verdict.claim import Claim
 from coalmine.verdict.claim_context import ROUNDED
 from coalmine.verdict.coverage import AuditedItem
 from coalmine.verdict.pipeline_record import PipelineRecord, accountant_version, of_library
+
+USUAL_UNITS = ("row", "example", "client")  # of a claim that says no more than its framework
 
 
 @dataclass(frozen=True)
@@ -79,6 +82,7 @@ class RunRecorder:
         self._started = time.monotonic()
         self.earlier_lines: list[dict[str, Any]] = []  # of the rounds before a restart
         self.follower: Follower | None = None
+        self.unit: str | None = None  # what is protected, if the user named it
         if audit.directory is not None:
             config = {"trainer": trainer.name, "privacy": privacy, "canaries": canaries, **more}
             audit.directory.write_config(config)
@@ -106,7 +110,10 @@ class RunRecorder:
         Without a claim nothing can pass. `task` is the name that `coalmine compare` shows, by default the trainer's name.
         """
         stated, late = stated_claim(self._audit, claim)
+        check_unit(stated, self.unit)
         judged = None if stated is None else self._read(run.completed or stated, run)
+        if judged is not None and self.unit is not None:
+            judged = replace(judged, unit=self.unit)
         notes = [*late, *_accounted_notes(run, judged), *run.notes]
         usual, most = usual_presentations(self._audit), most_presentations(self._audit)
         section = TrainerSection(
@@ -117,6 +124,7 @@ class RunRecorder:
             most_exposed_epsilon=self._epsilon(run.noise, most),
             accounted_epsilon=run.accounted_epsilon,
             claimed_late=True if late else None,
+            privacy_unit=self.named_unit(stated),
             notes=tuple(notes),
             warnings=tuple(run.warnings),
             pipeline=self._pipeline(run, stated),
@@ -127,6 +135,11 @@ class RunRecorder:
         if self.follower is not None:
             self.follower.finished(result)
         return result
+
+    def named_unit(self, stated: Claim | None = None) -> str | None:
+        """What is protected, in the words of the user or of the claim; None if neither says more than the framework."""
+        claimed = None if stated is None or stated.unit in USUAL_UNITS else stated.unit
+        return self.unit or claimed
 
     def _epsilon(self, noise: float | None, participations: int) -> float | None:
         """The analytical epsilon for known rounds."""

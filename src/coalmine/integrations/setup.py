@@ -12,7 +12,7 @@ from coalmine.estimators.mechanism import mechanism_epsilon
 from coalmine.integrations.follower import Dashboards, Progress
 from coalmine.log.commitment import TOLERANCE
 from coalmine.log.seed_file import read_seed
-from coalmine.verdict.claim import Claim
+from coalmine.verdict.claim import LONGEST_UNIT, Claim, is_word
 
 CLIP_SCALE = 10.0  # length of a canary in clip norms, before a clip
 
@@ -29,28 +29,29 @@ class AuditSettings(TypedDict, total=False):
     claim: Claim | float | str | None
     on_violation: OnViolation | None
     deferred: bool | None
+    unit: str | None
     audit: Audit | None
     progress: Progress
     log_to: Dashboards
 
 
-FOLLOWED = ("progress", "log_to")  # settings that are not the audit's
+FOLLOWED = ("progress", "log_to", "unit")  # settings that are not the audit's
 
 
 def set_up_audit(
     layers: Sequence[tuple[str, int]] | None,
     *,
-    unit: str | None = None,
+    usual_unit: str | None = None,
     adjacency: str | None = None,
     **settings: Unpack[AuditSettings],
 ) -> Audit:
     """The user's own audit, or a new one with a noise gauge for each layer.
 
     `layers` are pairs of name and size. It may be None if the audit is the user's own. A finished audit is rejected before
-    anything is written. `unit` and `adjacency` are those of the pipeline, for a claim that states none.
+    anything is written. `usual_unit` and `adjacency` are those of the pipeline, for a claim that states none.
     """
     if settings.get("audit") is None:
-        keywords = new_audit_settings(layers is not None, unit=unit, adjacency=adjacency, **settings)
+        keywords = new_audit_settings(layers is not None, usual_unit=usual_unit, adjacency=adjacency, **settings)
         assert layers is not None
         return Audit(sum(size for _, size in layers), layers=layers, **keywords)
     audit = own_audit(**settings)
@@ -62,14 +63,14 @@ def set_up_audit(
 
 
 def new_audit_settings(
-    has_model: bool, *, unit: str | None = None, adjacency: str | None = None, **settings: Unpack[AuditSettings]
+    has_model: bool, *, usual_unit: str | None = None, adjacency: str | None = None, **settings: Unpack[AuditSettings]
 ) -> dict[str, Any]:
     """Keywords of a new `Audit`, seed included. Rejects missing settings, and a directory that holds a result.
 
     A claim is completed by `full_claim`. It may also give the delta.
     """
     keywords = _provided_settings(**settings)
-    claim = Claim.of(keywords.pop("claim", None))
+    claim, unit = Claim.of(keywords.pop("claim", None)), checked_unit(settings.get("unit"))
     if claim is not None and claim.delta is not None:
         keywords.setdefault("delta", claim.delta)
     if not {"canaries", "delta"} <= keywords.keys():
@@ -82,20 +83,32 @@ def new_audit_settings(
     if claim is None:
         keywords.pop("on_violation", None)  # `watch_noise` sets it later, with the noise multiplier as the claim
     else:
-        keywords["claim"] = full_claim(claim, delta=keywords["delta"], unit=unit, adjacency=adjacency)
+        keywords["claim"] = full_claim(
+            claim, delta=keywords["delta"], unit=unit, usual_unit=usual_unit, adjacency=adjacency
+        )
     return keywords | {"seed": seed}
 
 
-def full_claim(claim: Claim, *, delta: float, unit: str | None = None, adjacency: str | None = None) -> Claim:
+def full_claim(
+    claim: Claim,
+    *,
+    delta: float,
+    unit: str | None = None,
+    usual_unit: str | None = None,
+    adjacency: str | None = None,
+) -> Claim:
     """The claim with the delta, unit and adjacency of the pipeline where it states none; ValueError for another delta.
+
+    `unit` is the one that the user named. A claim must not state another.
 
     The adjacency of a claim that has its own sampling scheme is that of the scheme's accountant.
     """
     delta = one_number("delta", delta)
     check_delta(claim, delta)
+    check_unit(claim, unit)
     if adjacency is not None and claim.sampling is not None:
         adjacency = claim.sampling.adjacency
-    stated: dict[str, Any] = {"delta": delta, "unit": unit, "adjacency": adjacency}
+    stated: dict[str, Any] = {"delta": delta, "unit": unit or usual_unit, "adjacency": adjacency}
     return replace(claim, **{name: value for name, value in stated.items() if getattr(claim, name) is None})
 
 
@@ -103,6 +116,26 @@ def check_delta(claim: Claim, delta: float) -> None:
     """Reject a claim at another delta than the audit's."""
     if claim.delta is not None and not math.isclose(claim.delta, delta, rel_tol=TOLERANCE):
         raise ValueError(f"the claim must be at the audit's delta, {delta:g}, got one at delta {claim.delta:g}")
+
+
+def check_unit(claim: Claim | None, unit: str | None) -> None:
+    """Reject a claim that states another unit of privacy than the one that `audited` was given."""
+    if claim is not None and unit is not None and claim.unit not in (None, unit):
+        raise ValueError(
+            f"unit must be the one that the claim states, {claim.unit!r}, got {unit!r}: omit one of the two"
+        )
+
+
+def checked_unit(unit: Any) -> str | None:
+    """The unit of privacy that `audited` was given, stripped; ValueError if it cannot stand in a sentence."""
+    if unit is None:
+        return None
+    if not is_word(unit):
+        raise ValueError(
+            "unit must name what is protected, such as 'document' or 'user', in at most "
+            f"{LONGEST_UNIT} printable characters, got {short_repr(unit)}"
+        )
+    return str(unit).strip()
 
 
 def own_audit(**settings: Unpack[AuditSettings]) -> Audit:
@@ -113,6 +146,7 @@ def own_audit(**settings: Unpack[AuditSettings]) -> Audit:
         raise TypeError(f"audit must be a coalmine.Audit, got {short_repr(audit)}")
     if others:
         raise ValueError(f"audit= is an audit with settings of its own, so omit {', '.join(others)}")
+    check_unit(audit.claim, checked_unit(settings.get("unit")))
     return audit
 
 

@@ -48,10 +48,10 @@ def audited(
     """A callback for a Trainer whose model, optimizer and data loader `make_private` returned.
 
     The settings are those of `coalmine.integrations.opacus.audited`: `canaries`, `unobserved`, `delta`, `directory`,
-    `claim`, `on_violation`, `deferred`, and either `seed` or `seed_file`, or an `audit` of your own. Each canary is
-    paired with one row of the data set. `claim` is the epsilon that Opacus's accountant quotes for one row over the whole
-    training, and is committed to before the first step. With `on_violation="raise"`, an alarm ends `train` with a
-    ViolationError. Call `finish` after `train`.
+    `claim`, `on_violation`, `deferred`, `unit` (what a row holds), and either `seed` or `seed_file`, or an `audit` of your
+    own. Each canary is paired with one row of the data set. `claim` is the epsilon that Opacus's accountant quotes for one
+    row over the whole training, and is committed to before the first step. With `on_violation="raise"`, an alarm ends
+    `train` with a ViolationError. Call `finish` after `train`.
 
     With `replay`, a few steps are run again without one row, which measures how far a real row moves the sum. With
     `PrivateTraining` the replay computes the loss as the Trainer does (`compute_loss`).
@@ -98,12 +98,9 @@ class AuditCallback(TrainerCallback):  # type: ignore[misc]  # transformers is n
         accounted_epsilon: float | None = None,
         initial: "Mapping[str, torch.Tensor] | torch.Tensor | None" = None,
         task: str | None = None,
-        unit: str | None = None,
     ) -> AuditResult | ResultOnRank0:
         """The result for the current model; the keywords are those of `OpacusAudit.finish`."""
-        return self.audit.finish(
-            claim=claim, accounted_epsilon=accounted_epsilon, initial=initial, task=task, unit=unit
-        )
+        return self.audit.finish(claim=claim, accounted_epsilon=accounted_epsilon, initial=initial, task=task)
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any

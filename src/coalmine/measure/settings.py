@@ -12,7 +12,7 @@ from coalmine.argument_checks import WrongTypeError, delta_array, one_number, sh
 from coalmine.estimators.correlated import BandedNoise, CorrelatedNoise, TreeNoise, correlated_noise
 from coalmine.estimators.sampling import Sampling, checked_sampling, sampling_from_dict, sampling_to_dict
 
-LARGEST = 10**12  # of dim and canaries: a vector of so many numbers fits in no memory
+LARGEST = 10**12  # of dim and canaries: a vector of that many numbers fits in no memory
 MOST_ROUNDS = 10**6
 FEWEST = 10  # fewest canaries
 FEWEST_WITH_MOMENTUM = 200  # fewest unobserved canaries with momentum or correlated noise

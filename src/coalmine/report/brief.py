@@ -11,7 +11,15 @@ from coalmine.evidence.unknown_round import RUNG as UNKNOWN_ROUND
 from coalmine.known_faults import likely_faults
 from coalmine.report.table_rows import TableRow, top_row
 from coalmine.result.audit_result import AuditResult
-from coalmine.result.words import IN_STEPS, Words, format_measured, format_number, format_rounds, short_power
+from coalmine.result.words import (
+    IN_STEPS,
+    Words,
+    format_measured,
+    format_number,
+    format_rounds,
+    rounded_down,
+    short_power,
+)
 from coalmine.verdict.claim import ADD_OR_REMOVE, REPLACE, ZERO_OUT
 from coalmine.verdict.findings.amplified import AccountedAboveClaim, SamplerAboveClaim
 from coalmine.verdict.findings.finding import Doubt
@@ -192,20 +200,6 @@ def where(result: AuditResult) -> str:
         return "result.details() has every attacker and every measurement of the noise"
     page, path = result.directory / "report.html", shlex.quote(str(result.directory))
     return str(page) if page.exists() else f"`coalmine report {path}` writes the page; --details prints it"
-
-
-def rounded_down(value: float) -> str:
-    """A bound with two digits, or three from 10 on, never rounded up.
-
-    >>> rounded_down(10.67), rounded_down(3.19), rounded_down(0.0519), rounded_down(7.0)
-    ('10.6', '3.1', '0.051', '7.0')
-    """
-    if value <= 0 or not math.isfinite(value):
-        return format_number(max(value, 0.0))
-    size = math.floor(math.log10(value))
-    digits = 3 if size > 0 else 2
-    unit = 10.0 ** (size - digits + 1)
-    return f"{math.floor(value / unit + 1e-9) * unit:.{max(digits - 1 - size, 0)}f}"
 
 
 def assumption(rung: str) -> str:

@@ -10,11 +10,22 @@ from coalmine.report.advice import gauge_steps
 from coalmine.report.brief import assumption
 from coalmine.report.table_rows import bound_notes, ladder_table, row_warnings, secondary_rows, top_row
 from coalmine.result.audit_result import AuditResult
-from coalmine.result.words import Words, format_interval, format_measured, format_number, format_rounds, short_power
+from coalmine.result.words import (
+    Words,
+    format_bound,
+    format_interval,
+    format_measured,
+    format_number,
+    format_rounds,
+    short_power,
+)
 from coalmine.verdict.amplified_claim import ACCOUNTING
 from coalmine.verdict.findings.amplified import AccountantFacts
 
 MOST_NAMED = 12  # tensors in a line of text
+
+
+BOUNDS = ("valid bound", "bound if Gaussian")  # the figures that are lower bounds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,8 +61,11 @@ def detail_lines(result: AuditResult) -> Iterator[str]:
         yield f"{folded}: result.json and result.to_frame() have them"
     yield from bound_notes(result)
     yield from row_warnings(result)
+    top = top_row(result)
+    bars = {} if top is None else dict(zip(BOUNDS, (top.interval, top.gaussian.interval), strict=True))
     for name, value, meaning in figures(result):
-        yield f"{name} {format_number(value, 4)}: {meaning}"
+        text = format_bound(value, bars[name]) if name in bars else format_number(value, 4)
+        yield f"{name} {text}: {meaning}"
     if result.claim is not None:
         yield result.claim.sentence(result.settings.delta) + (f"; {basis}" if (basis := claim_basis(result)) else "")
     if result.verdict is not None:
@@ -77,11 +91,11 @@ def figures(result: AuditResult) -> list[tuple[str, float, str]]:
             ("measured ε", float(digits.replace(",", "")), f"by {top.name}{', fitted to all canaries' * top.pooled}")
         )
     if top is not None and not math.isnan(top.lower_bound):
-        found.append(("valid bound", top.lower_bound, "at least as large, with 95 % confidence, for any law"))
+        found.append((BOUNDS[0], top.lower_bound, "at least as large, with 95 % confidence, for any law"))
     if top is not None and top.lower_bound_gaussian is not None:
-        interval = format_interval(top.gaussian.interval)
+        interval = format_measured(top.lower_bound_gaussian, top.gaussian.interval)[1]
         meaning = f"at least as large, with 95 % confidence, {assumption(top.rung)}; interval {interval}"
-        found.append(("bound if Gaussian", top.lower_bound_gaussian, meaning))
+        found.append((BOUNDS[1], top.lower_bound_gaussian, meaning))
     if claim is not None:
         found.append(("claimed ε", claim.epsilon, f"claimed for one {claim.unit or 'client'}"))
     if result.analytical_epsilon is not None:

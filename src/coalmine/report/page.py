@@ -86,6 +86,7 @@ def run_page(run: Run, live: "LivePage | None" = None) -> str:
         view=_view(run),
         unread=run.problems,
         say=words.say,
+        glossary={name: words.say(text) for name, text in GLOSSARY.items()},
         answers=list(answers(result)),
         reason="" if result.verdict is None else result.verdict.reason,
         scope=scope_sentence(result),

@@ -19,7 +19,7 @@ from coalmine.report.statement_item import (
 )
 from coalmine.report.table_rows import TableRow, top_row
 from coalmine.result.audit_result import AuditResult
-from coalmine.result.words import format_interval, format_rounds
+from coalmine.result.words import Words, format_interval, format_rounds
 
 NO_LEGS = "no separate leg: the claim does not rely on sampling"
 NO_CLAIM = "none: nothing was claimed"
@@ -43,14 +43,14 @@ VERIFY = (
 
 def evidence_items(sources: Sources) -> Iterator[Item]:
     """Part 4: the evidence of the audit."""
-    result, verdict = sources.result, sources.result.verdict
+    result, verdict, words = sources.result, sources.result.verdict, sources.words
     outcome = None if verdict is None or result.claim is None else str(verdict.outcome)
     yield make_item(
-        "evidence.verdict", "verdict", NO_CLAIM if result.claim is None else _verdict_text(verdict), outcome
+        "evidence.verdict", "verdict", NO_CLAIM if result.claim is None else _verdict_text(verdict, words), outcome
     )
     for name in ("accounting", "noise", "sampling"):
         leg = result.legs.get(name)
-        text = (NO_CLAIM if result.claim is None else NO_LEGS) if leg is None else _verdict_text(leg)
+        text = (NO_CLAIM if result.claim is None else NO_LEGS) if leg is None else _verdict_text(leg, words)
         yield make_item(f"evidence.{name}_leg", f"verdict on {name}", text, None if leg is None else str(leg.outcome))
     yield from _measured_items(top_row(result))
     yield _power_item(result)
@@ -63,8 +63,8 @@ def evidence_items(sources: Sources) -> Iterator[Item]:
     yield make_item("evidence.limits", "limits of the audit", " ".join(limits), limits)
 
 
-def _verdict_text(verdict: Any) -> str:
-    return f"{verdict.outcome}: {verdict.reason}"
+def _verdict_text(verdict: Any, words: Words) -> str:
+    return f"{verdict.outcome}: {words.say(verdict.reason)}"
 
 
 def _measured_items(top: TableRow | None) -> Iterator[Item]:

@@ -74,7 +74,7 @@ class Sources:
     def unit(self) -> str:
         """The unit of privacy as a noun, for use in sentences."""
         trainer = self.result.trainer
-        return trainer.row_unit or self.facts.guarantee.unit or trainer.unit or "participant"
+        return trainer.named_unit or self.facts.guarantee.unit or trainer.unit or "participant"
 
     @property
     def words(self) -> Words:

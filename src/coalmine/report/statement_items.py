@@ -48,6 +48,7 @@ UNITS = {
     "document": "one document",
     "example": "one example; a person who contributed several is protected less",
 }
+CLIENT_UNIT = "one {unit}, with everything that it contributes"
 ROW_UNIT = "one {unit}, which is one row of the data set; a person with several rows is protected less"
 ADJACENCIES = {
     "add/remove": "add/remove: with and without one {unit}",
@@ -93,8 +94,14 @@ def guarantee_items(sources: Sources) -> Iterator[Item]:
     yield number_item("guarantee.delta", "δ", delta if claim else None, facts.delta)
     yield _mu_item(sources)
     yield _unit_item(sources)
-    row = result.trainer.row_unit
-    named = None if row is None else f"One row of the data set holds one {row}."
+    unit, whole = result.trainer.named_unit, "row of the data set" if result.trainer.unit == "example" else "client"
+    named = (
+        None
+        if unit is None
+        else f"One {whole} holds one {unit}."
+        if whole != "client"
+        else f"One client is one {unit}."
+    )
     details = facts.unit_details
     yield text_item("guarantee.unit_details", "what one unit is", None if details else named, details)
     yield _adjacency_item(sources)
@@ -159,11 +166,11 @@ def _mu_item(sources: Sources) -> Item:
 
 def _unit_item(sources: Sources) -> Item:
     key, label = "guarantee.unit", "unit of privacy"
-    from_run, fact, name = sources.result.trainer.unit, sources.facts.guarantee.unit, sources.result.trainer.row_unit
+    from_run, fact, name = sources.result.trainer.unit, sources.facts.guarantee.unit, sources.result.trainer.named_unit
     if name is not None:
         if fact not in (None, from_run) and fact != name.casefold():
             raise contradiction_error(key, fact, name)
-        return make_item(key, label, ROW_UNIT.format(unit=name), name)
+        return make_item(key, label, (ROW_UNIT if from_run == "example" else CLIENT_UNIT).format(unit=name), name)
     if from_run == "example" and fact == "document":  # a document can be one example
         detail = "the run clips and counts single examples: each must be a whole document"
         return make_item(key, label, UNITS[fact], fact, basis=OPERATOR, detail=detail)

@@ -7,7 +7,7 @@ from typing import Literal
 from coalmine.evidence.gaussian_bound import CONFIDENCE, NO_LAW, GaussianBound
 from coalmine.evidence.ladder import RUNGS, Scores
 from coalmine.result.audit_result import Adversary, AuditResult, Headline, Row
-from coalmine.result.words import format_interval, format_measured, format_number
+from coalmine.result.words import format_bound, format_interval, format_measured, format_number
 from coalmine.verdict.outcome import UNDERPOWERED
 
 GAUSSIAN_HEAD, ANY_LAW_HEAD = "≥ if Gaussian", "≥ any law"  # the two lower bounds, named for what they assume
@@ -238,7 +238,8 @@ def ladder_table(result: AuditResult) -> tuple[list[str], list[list[str]]]:
             f"{row.rung}, pooled" if row.pooled else row.rung,
             "" if row.presentations is None else f"{row.presentations}×",
             *measured_cells(row),
-            *map(format_number, (row.lower_bound_gaussian, row.lower_bound)),
+            format_bound(row.lower_bound_gaussian, row.gaussian.interval),
+            format_bound(row.lower_bound, row.interval),
             *map(format_number, (row.floor, row.paper_epsilon, row.paper_lower_bound)),
             rung_verdict(result, row.rung),
         ]

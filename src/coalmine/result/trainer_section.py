@@ -9,7 +9,7 @@ from msgspec import ValidationError, convert
 
 from coalmine.argument_checks import one_line
 from coalmine.verdict.claim import LONGEST_UNIT
-from coalmine.verdict.pipeline_record import ROW, PipelineRecord
+from coalmine.verdict.pipeline_record import PipelineRecord
 
 STORED_AS = {"name": "trainer", "notes": "trainer_notes"}  # fields whose entry in result.json has another name
 
@@ -47,7 +47,7 @@ class TrainerSection:
         secret_seed: Whether the canaries' seed is secret.
         accounted_epsilon: The ε that the trainer's accountant quotes after training.
         claimed_late: Whether the claim was made after training.
-        privacy_unit: The content of one row of the data set.
+        privacy_unit: What is protected, in the words of the user: the content of one row, or what one client is.
         missed: The number of times that an integration missed something, by what.
         pipeline: The facts from which a privacy statement is filled in.
         warnings, notes: Sentences for the reader of the result.
@@ -93,10 +93,10 @@ class TrainerSection:
         return self.pipeline.unit or (self.level if self.level in ("client", "example") else None)
 
     @property
-    def row_unit(self) -> str | None:
-        """The content of one row of the data set, if the trainer was told."""
+    def named_unit(self) -> str | None:
+        """What is protected, if the trainer was told."""
         name = self.privacy_unit
-        if self.unit != "example" or name is None or name == ROW or not 0 < len(name.strip()) <= LONGEST_UNIT:
+        if name is None or not 0 < len(name.strip()) <= LONGEST_UNIT:
             return None
         return one_line(name.strip())
 

@@ -46,9 +46,42 @@ def format_measured(value: float, interval: tuple[float, float] | None) -> tuple
     if interval is None or not all(map(math.isfinite, (value, *interval))) or interval[0] >= interval[1]:
         ends = "" if interval is None else f"{format_number(interval[0], 2)} … {format_number(interval[1], 2)}"
         return format_number(value, 2), ends
-    decimals = max(-math.floor(math.log10((interval[1] - interval[0]) / 2)), 0)
+    decimals = decimals_of(interval)
     texts = [f"{number:,.{decimals}f}" for number in (value, *interval)]
     return texts[0], f"{texts[1]} … {texts[2]}"
+
+
+def decimals_of(interval: tuple[float, float]) -> int:
+    """The decimals that an interval of two different ends leaves meaningful."""
+    return max(-math.floor(math.log10((interval[1] - interval[0]) / 2)), 0)
+
+
+def rounded_down(value: float) -> str:
+    """A bound with two digits, or three from 10 on, never rounded up.
+
+    >>> rounded_down(10.67), rounded_down(3.19), rounded_down(0.0519), rounded_down(7.0)
+    ('10.6', '3.1', '0.051', '7.0')
+    """
+    if value <= 0 or not math.isfinite(value):
+        return format_number(max(value, 0.0))
+    size = math.floor(math.log10(value))
+    digits = 3 if size > 0 else 2
+    unit = 10.0 ** (size - digits + 1)
+    return f"{math.floor(value / unit + 1e-9) * unit:.{max(digits - 1 - size, 0)}f}"
+
+
+def format_bound(bound: float | None, interval: tuple[float, float] | None) -> str:
+    """A lower bound, never rounded up, in the decimals that the estimate's interval leaves meaningful, or in one digit.
+
+    >>> format_bound(5.4321, (4.912, 6.021)), format_bound(0.98721, (0.97, 0.9967)), format_bound(0.497, (3.1, 6.2))
+    ('5.4', '0.98', '0.4')
+    """
+    if bound is None or not math.isfinite(bound):
+        return format_number(bound)
+    if interval is None or not all(map(math.isfinite, interval)) or interval[0] >= interval[1]:
+        return rounded_down(bound)
+    decimals = max(decimals_of(interval), 0 if bound <= 0 else -math.floor(math.log10(bound)))
+    return f"{math.floor(bound * 10**decimals + 1e-9) / 10**decimals:.{decimals}f}"
 
 
 def format_rounds(count: int, step: str = STEP) -> str:
@@ -97,7 +130,7 @@ class Words:
             return cls(claimed or UNIT, "call")
         in_steps = trainer.name in IN_STEPS or trainer.level == "example"
         row = "row" if trainer.name in IN_STEPS else "example"
-        unit = trainer.row_unit or claimed or (row if trainer.unit == "example" else UNIT)
+        unit = trainer.named_unit or claimed or (row if trainer.unit == "example" else UNIT)
         return cls(unit, "step" if in_steps else STEP)
 
     def say(self, text: str) -> str:

@@ -154,7 +154,7 @@ class Claim:
     def _check_terms(self) -> None:
         if self.delta is not None and self.delta >= 1:
             raise ValueError(f"delta must lie in (0, 1), got {self.delta:g}")
-        if self.unit is not None and not _is_word(self.unit):
+        if self.unit is not None and not is_word(self.unit):
             raise WrongTypeError(
                 f"unit must be a word such as row, document or client, of at most {LONGEST_UNIT} printable characters, got "
                 f"{short_repr(self.unit)}"
@@ -251,7 +251,8 @@ def known_adjacencies(sampling: Sampling) -> tuple[str, ...]:
     return (ADD_OR_REMOVE, ZERO_OUT) if isinstance(sampling, RandomAllocation) else (sampling.adjacency,)
 
 
-def _is_word(unit: Any) -> bool:
+def is_word(unit: Any) -> bool:
+    """Whether a unit can stand in a sentence."""
     return isinstance(unit, str) and bool(unit.strip()) and unit.isprintable() and len(unit) <= LONGEST_UNIT
 
 

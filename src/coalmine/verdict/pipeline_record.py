@@ -11,7 +11,6 @@ from coalmine.version import __version__
 
 CLOSED_FORM = "closed form of the Gaussian mechanism, by coalmine"
 ACCOUNTING_PACKAGES = ("dp-accounting", "PLD_accounting", "opacus")
-ROW = "row of the data set"  # the entry `privacy_unit` of a result whose trainer does not say what a row holds
 NUMBERS = ("clip_norm",)
 WORDS = {
     "unit": ("client", "example"),

@@ -95,7 +95,7 @@ def _round_losses(noise: float, probability: float, interval: float, *, removed:
 
 
 def _composed(law: _Losses, rounds: int) -> _Losses:
-    """The sum of the losses of so many rounds, without LOST of its probability on each side (Chernoff's bound)."""
+    """The sum of the losses of that many rounds, without LOST of its probability on each side (Chernoff's bound)."""
     size = len(law.masses)
     orders = np.concatenate([np.arange(-20, 0), np.arange(1, 21)]) / size
     logs = np.log([law.masses @ np.exp(np.arange(size) * order) for order in orders])

@@ -27,8 +27,8 @@ class Others(Gauge):
         name="others",
         meaning="ratio of the sum that entered the round to the reported `others`",
         law="Σ⟨r, o⟩ is normal; must explain more than 0.5 % of ‖r‖²",
-        advice="`others` is not what the round summed. Pass the clipped sum of the real clients, divided by the same "
-        "n and multiplied by the same server learning rate as model_delta.",
+        advice="`others` is not the sum that entered the round. Pass the clipped sum of the real clients, divided by the "
+        "same n and multiplied by the same server learning rate as model_delta.",
     )
     CANARIES = Statistic(
         name="canaries in the release",
@@ -64,7 +64,7 @@ class Others(Gauge):
             yield self.CANARIES.result(share.share, limits=(1 - reach, 1 + reach), failed=share.is_off(level))
 
     def _others(self, products: Floats, lengths: Floats, level: float) -> GaugeResult:
-        """The share of `others` that is still in the residual: 0 if `others` is what the round summed.
+        """The share of `others` that is still in the residual: 0 if `others` is the sum that entered the round.
 
         The reading is the ratio of the sum that entered the round to the reported `others`.
         """

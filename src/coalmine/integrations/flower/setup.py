@@ -34,6 +34,7 @@ def audited(
     scale: float | None = None,
     progress: Progress = None,
     log_to: Dashboards = None,
+    unit: str | None = None,
     **settings: Any,
 ) -> AuditedStrategy:
     """The strategy wrapped in an `AuditedStrategy`, with an `audit` for the model that training starts from.
@@ -51,7 +52,8 @@ def audited(
 
     A bare number as `claim` is the epsilon of one client over the whole run: of the node that took part most often, and
     with the largest weight, as the server saw it. A PrivacyConfig of Flower, or an accountant with one, claims its
-    `max_epsilon`. `progress` and `log_to` are those of every integration (docs/how-to/alarm.md).
+    `max_epsilon`. `unit` names what is protected ("client" by default). `progress` and `log_to` are those of every
+    integration (docs/how-to/alarm.md).
     """
     if not isinstance(strategy, Strategy):
         raise TypeError(f"strategy must be a strategy of flwr.serverapp, got {short_repr(strategy)}")
@@ -66,7 +68,7 @@ def audited(
         "directory": directory,
     }
     audit_settings |= {"seed": seed if audit is None else None, "seed_file": seed_file, "audit": audit}
-    audit_settings |= {"claim": read_claim(claim, delta), "on_violation": on_violation}
+    audit_settings |= {"claim": read_claim(claim, delta), "on_violation": on_violation, "unit": unit}
     announced = seed if mode == "client" or audit is not None else None
     if seed_file is not None and seed is None and audit is None:
         refuse_guessable(read_seed(seed_file), f"seed file {seed_file}", f"make one with: coalmine seed {seed_file}")
@@ -74,5 +76,5 @@ def audited(
         strategy, set_up_audit(layers, **audit_settings), mode, seed=announced, scale=scale, **settings
     )
     watch_noise(made.audit.core, on_violation, made.noise_multiplier)
-    made.audit.follow(made.audit.settings.rounds, progress=progress, log_to=log_to)
+    made.audit.follow(made.audit.settings.rounds, progress=progress, log_to=log_to, unit=unit)
     return made

@@ -25,7 +25,8 @@ EVENT_RELATION = dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE  # of dp-ac
 class EventAccounting:
     """The accounting of a run: the accountant's event and relation, the stated noise, and who picks the batches.
 
-    `probability` is the one with which canaries are drawn if the batch selection is not observed.
+    `probability` is the one with which canaries are drawn if the batch selection is not observed. `unit` is what one row
+    holds.
     """
 
     event: Any
@@ -33,6 +34,7 @@ class EventAccounting:
     mechanism: NoiseMechanism
     observed: bool
     probability: float | None
+    unit: str = UNIT
     _claims: dict[float, Claim | None] = field(default_factory=dict)
 
     def event_claim(self, delta: float) -> Claim | None:
@@ -43,7 +45,7 @@ class EventAccounting:
 
     def _read_event(self, delta: float) -> Claim | None:
         try:
-            return claim_of_event(self.event, delta, self.relation, unit=UNIT, sampler_observed=self.observed)
+            return claim_of_event(self.event, delta, self.relation, unit=self.unit, sampler_observed=self.observed)
         except ValueError:
             return None
 
@@ -59,11 +61,13 @@ class EventAccounting:
             event = None if self.mechanism.law is not None else self.event_claim(delta)
             if event is None or not event.amplified:
                 return event
-            return Claim(event.epsilon, delta=delta, unit=UNIT, adjacency=event.adjacency, counts_sampling=True)
+            return Claim(event.epsilon, delta=delta, unit=self.unit, adjacency=event.adjacency, counts_sampling=True)
         if not given.bare:
-            return full_claim(given, delta=delta, unit=UNIT, adjacency=given.adjacency or self._known_adjacency(given))
+            return full_claim(
+                given, delta=delta, usual_unit=self.unit, adjacency=given.adjacency or self._known_adjacency(given)
+            )
         self.check_readable(given, delta)
-        return full_claim(given, delta=delta, unit=UNIT, adjacency=adjacency_of(self.relation))
+        return full_claim(given, delta=delta, usual_unit=self.unit, adjacency=adjacency_of(self.relation))
 
     def _known_adjacency(self, claim: Claim) -> str:
         """The adjacency of a claim with an accounting of its own: coalmine's schemes have theirs."""
@@ -105,7 +109,7 @@ class EventAccounting:
             sampling=Poisson(self.probability, steps),
             noise_multiplier=noise if noise and NOISES[0] <= noise <= NOISES[1] else None,
             delta=delta,
-            unit=UNIT,
+            unit=self.unit,
             adjacency=adjacency_of(self.relation),
         )
 
@@ -155,7 +159,7 @@ def known_steps_claim(plan: Any, delta: float, *, neighboring_relation: Any = No
         correlated = banded_noise(matrix, steps)[0] is not None
     moved = 2.0 if adjacency == REPLACE else 1.0  # clip norms by which one example moves a sum
     epsilon = float(mechanism_epsilon(1 / (moved * exposure), delta=delta))
-    terms: dict[str, Any] = {"delta": delta, "unit": UNIT, "adjacency": adjacency}
+    terms: dict[str, Any] = {"delta": delta, "adjacency": adjacency}
     if correlated or moved > 1:
         return Claim.mechanism(epsilon, sensitivity=moved * math.sqrt(rounds), **terms)
     return Claim.mechanism(epsilon, participations=rounds, **terms)

@@ -11,7 +11,7 @@ from jax_privacy.experimental.execution_plan import DPExecutionPlan
 from coalmine.argument_checks import short_repr
 from coalmine.audit import Audit
 from coalmine.estimators.correlated import BandedNoise
-from coalmine.integrations.jax_privacy.claims import EventAccounting, plan_noise, relation_of
+from coalmine.integrations.jax_privacy.claims import UNIT, EventAccounting, plan_noise, relation_of
 from coalmine.integrations.jax_privacy.model_tree import ModelTree
 from coalmine.integrations.jax_privacy.noise import NoiseMechanism, banded_noise
 from coalmine.integrations.jax_privacy.privatizer import AuditedPrivatizer
@@ -21,6 +21,7 @@ from coalmine.integrations.jax_privacy.state import init_and_update
 from coalmine.integrations.setup import (
     CLIP_SCALE,
     AuditSettings,
+    checked_unit,
     followed,
     new_audit_settings,
     own_audit,
@@ -54,8 +55,9 @@ def audited(
     them, and its batch selection is watched.
 
     `settings` are `canaries`, `unobserved`, `delta`, `directory`, `claim` and `on_violation` as in `Audit`, and either
-    `seed` or `seed_file`. An `audit` of your own replaces all of these settings. Make it with
-    `Audit.for_model(named_leaves(params), …)`, under correlated noise with the `noise` that `banded_noise` returns.
+    `seed` or `seed_file`. `unit` names what an example holds ("row" by default). An `audit` of your own replaces all of
+    these settings. Make it with `Audit.for_model(named_leaves(params), …)`, under correlated noise with the `noise` that
+    `banded_noise` returns.
 
     The claim is committed to before step 1. By default it is the epsilon that dp-accounting quotes for `dp_event`, the event
     that the accountant composes, under a `neighboring_relation`: by default that of the plan's accountant, without a plan
@@ -97,7 +99,8 @@ def audited(
     tree = ModelTree(params)
     selection = new_selection(num_examples, sampling_probability, settings)
     relation = relation_of(plan, neighboring_relation)
-    accounting = EventAccounting(dp_event, relation, mechanism, selection.observed, sampling_probability)
+    row = checked_unit(settings.get("unit")) or UNIT
+    accounting = EventAccounting(dp_event, relation, mechanism, selection.observed, sampling_probability, row)
     core = _set_up_audit(tree.arrays, law, accounting, settings)
     selection.attach(core)
     watch_noise(core, settings.get("on_violation"), mechanism.noise_multiplier)

@@ -160,9 +160,7 @@ def number_of(claim: Any, *, delta: Any, unknown: IAccountant | None = None) -> 
             "such as claim=3.0"
         )
     delta = one_number("delta", delta)
-    return Claim(
-        float(accountant.get_epsilon(delta)), delta=delta, unit=UNIT, adjacency=ADJACENCY, counts_sampling=True
-    )
+    return Claim(float(accountant.get_epsilon(delta)), delta=delta, adjacency=ADJACENCY, counts_sampling=True)
 
 
 def update_noise_multiplier(optimizer: DPOptimizer) -> float:

@@ -51,11 +51,11 @@ def audited(
     `named_layers` returns its layers.
 
     `claim` is the epsilon to judge, and is committed to before step 1. Without one nothing can pass. A number means what
-    Opacus's accountant quotes for one row of the data set over the whole run, with sampling counted, for the steps that ran.
-    `Claim(3.0, unit="document")` also names what a row holds, and `Claim.mechanism(10.0, participations=20)` is an epsilon
-    without sampling. An accountant whose history is a plan is a claim too. The run's own accountant is not: it knows its
-    epsilon only afterwards. `steps` is the number of planned steps. With a claim that counts sampling, `on_violation` needs
-    it; without a claim, `on_violation` watches the noise multiplier.
+    Opacus's accountant quotes for one row of the data set over the whole run, with sampling counted, for the steps that
+    ran. `Claim.mechanism(10.0, participations=20)` is an epsilon without sampling. An accountant whose history is a plan is
+    a claim too. The run's own accountant is not: it knows its epsilon only afterwards. `steps` is the number of planned
+    steps. With a claim that counts sampling, `on_violation` needs it; without a claim, `on_violation` watches the noise
+    multiplier.
 
     `data_loader` is the loader that `make_private` returned. The loop must use it, directly or in a `BatchMemoryManager`.
     Each canary is paired with one row of its data set, and is in a step exactly when the loader's sampler picks that row.
@@ -82,7 +82,9 @@ def audited(
     In several processes (DDP, FSDP2) every rank calls `audited` with the same arguments, and `finish` at the end. Rank 0 has
     the directory and the result. `reduce` sums over the ranks, by default `torch_distributed.reduce_over()`.
 
-    `optimizer.audit` is an `OpacusAudit`. Its `finish` takes further facts, such as what a row holds (`unit`).
+    `unit` names what a row holds, such as "document" or "user": every sentence, table and plot then says so.
+
+    `optimizer.audit` is an `OpacusAudit`, whose `finish` returns the result.
 
     If no weight has moved after ten steps, a RuntimeWarning says so early. A step that the audit does not see, because its
     hook or its optimizer was replaced, is a RuntimeError.

@@ -11,11 +11,11 @@ from opacus import PrivacyEngine
 from opacus.accountants import IAccountant
 from opacus.optimizers import DPOptimizer
 
-from coalmine.argument_checks import count_of, one_number, short_repr
+from coalmine.argument_checks import count_of, one_number
 from coalmine.audit import Audit
 from coalmine.evidence.gauges.training import FEWEST_ROUNDS
 from coalmine.integrations.framework_audit import FrameworkAudit, tensors_item
-from coalmine.integrations.opacus.accounting import UNIT, StepAccounting, number_of
+from coalmine.integrations.opacus.accounting import StepAccounting, number_of
 from coalmine.integrations.opacus.faults import Faults
 from coalmine.integrations.opacus.gradients import OneProcess
 from coalmine.integrations.opacus.options import CanaryOptions
@@ -26,9 +26,8 @@ from coalmine.integrations.opacus.steps import AuditedSteps, Step
 from coalmine.integrations.recorder import FinishedRun, Trainer
 from coalmine.result.audit_result import AuditResult
 from coalmine.result.other_rank import ResultOnRank0
-from coalmine.verdict.claim import LONGEST_UNIT, Claim
+from coalmine.verdict.claim import Claim
 from coalmine.verdict.coverage import AuditedItem
-from coalmine.verdict.pipeline_record import ROW
 
 GUESSABLE = 1 << 32  # seeds below this are found by trying them all
 EARLY_STEPS = 10  # after this many steps, weights that have not moved give a warning
@@ -111,7 +110,6 @@ class OpacusAudit(FrameworkAudit):
         accounted_epsilon: float | None = None,
         initial: "torch.Tensor | Mapping[str, torch.Tensor] | None" = None,
         task: str | None = None,
-        unit: str | None = None,
     ) -> AuditResult | ResultOnRank0:
         """Observe the final model and return the result (rank 0 only). A second call judges the same model again.
 
@@ -121,10 +119,8 @@ class OpacusAudit(FrameworkAudit):
         - `accounted_epsilon`: the epsilon to report as the accountant's; by default the attached accountant is asked.
         - `initial`: the model before training, which `final-update` needs after a restart.
         - `task`: the name of the training task.
-        - `unit`: the content of one row of the data set, such as "sentence", "document" or "user".
         """
         delta = self.core.settings.delta
-        unit_of_row = self._row_holds(_checked_unit(unit))
         late = Claim.of(number_of(claim, delta=delta))
         if accounted_epsilon is not None:
             accounted_epsilon = _checked_epsilon(accounted_epsilon)
@@ -151,18 +147,11 @@ class OpacusAudit(FrameworkAudit):
             accounted_by=self._accounting.name,
             pipeline=_pipeline(self._optimizer),
             items=[*self._items(), rows, *([EVERY_STEP] if counts_all else [])],
-            notes=[*self._notes(), _unit_note(unit_of_row)],
+            notes=[*self._notes(), _unit_note(self.recorder.named_unit(stated))],
             warnings=warnings,
-            entries={"noise_multiplier": smallest, "privacy_unit": unit_of_row or ROW},
+            entries={"noise_multiplier": smallest},
         )
         return self.conclude(late, run, task=task)
-
-    def _row_holds(self, unit: str | None) -> str | None:
-        """What a row holds, from `finish` or from the claim."""
-        claimed = None if self.claim is None or self.claim.unit in (None, UNIT) else self.claim.unit
-        if unit is not None and claimed not in (None, unit):
-            raise ValueError(f"the claim is about one {claimed}, so finish(unit=) must not name another, got {unit!r}")
-        return unit or claimed
 
     def _has_final(self) -> bool:
         """Whether the final model was observed; only rank 0 knows."""
@@ -366,15 +355,3 @@ def _checked_epsilon(epsilon: Any) -> float:
     if not number > 0:
         raise ValueError(f"accounted_epsilon must be above 0, got {number:g}")
     return number
-
-
-def _checked_unit(unit: str | None) -> str | None:
-    if unit is None:
-        return None
-    fits = isinstance(unit, str) and unit.strip() and unit.strip().isprintable() and len(unit.strip()) <= LONGEST_UNIT
-    if not fits:
-        raise ValueError(
-            f"unit must name what one row of the data set holds, such as 'document', in at most {LONGEST_UNIT} printable "
-            f"characters, got {short_repr(unit)}"
-        )
-    return unit.strip()

@@ -16,7 +16,7 @@ from coalmine.measure.ranks import Ranks
 
 # Up to this many parameters, vectors of all of them are kept on a GPU between steps: 128 MB each in single precision.
 MOST_KEPT = 1 << 25
-TERMS = {"unit": UNIT, "adjacency": ADJACENCY}  # of a claim that states none
+TERMS = {"usual_unit": UNIT, "adjacency": ADJACENCY}  # of a claim that states none
 
 
 class OneProcess:

@@ -133,7 +133,7 @@ def _strongest_lag(standard: Any, *, size: int) -> tuple[Any, Any, Any]:
 
 
 def counts(cells: Any, *, number: int) -> npt.NDArray[np.int64]:
-    """How many entries are in each of so many cells."""
+    """How many entries are in each of this many cells."""
     return np.asarray(_counts(cells, number=number), dtype=np.int64)
 
 

@@ -202,7 +202,7 @@ def lag_terms(lag: Any, dim: int, size: int) -> Any:
 
 
 def counts(cells: Any, *, number: int) -> npt.NDArray[np.int64]:
-    """How many entries are in each of so many cells."""
+    """How many entries are in each of this many cells."""
     return np.bincount(cells.astype(np.int32), minlength=number).astype(np.int64)
 
 

@@ -201,7 +201,7 @@ def strongest_lag(standard: Any, size: int) -> Floats:
 
 
 def counts(cells: Any, *, number: int) -> npt.NDArray[np.int64]:
-    """How many entries are in each of so many cells."""
+    """How many entries are in each of this many cells."""
     return np.asarray(torch.bincount(cells.to(torch.int64), minlength=number).cpu().numpy(), dtype=np.int64)
 
 

@@ -90,7 +90,7 @@ class OthersNeededForCorrelatedNoise(Doubt):
 
 @dataclass(frozen=True, kw_only=True)
 class OthersWrong(Doubt):
-    """`others` is not what the rounds summed."""
+    """`others` is not the sum that entered the rounds."""
 
     code = "others"
     remedy = "pass the clipped sum of the real clients, divided by the same n and scaled by the same learning rate"
@@ -100,9 +100,9 @@ class OthersWrong(Doubt):
     def sentence(self) -> str:
         scale = f"{1 / self.factor:.3g} times" if self.factor > 0 else "unlike"
         return (
-            f"`others` is not what the rounds summed: it is {scale} the real clients' part, so no verdict can be based on "
-            "it. If you pass `others`, pass the clipped sum of the real clients, divided by the same n and scaled by the "
-            "same server learning rate as model_delta; if the pipeline computes it, its clip is not the stated one"
+            f"`others` is not the sum that entered the rounds: it is {scale} the real clients' part, so no verdict can be "
+            "based on it. If you pass `others`, pass the clipped sum of the real clients, divided by the same n and scaled "
+            "by the same server learning rate as model_delta; if the pipeline computes it, its clip is not the stated one"
         )
 
     def plain(self) -> str:
