@@ -265,6 +265,8 @@ def test_a_row_without_finite_numbers_is_named():
     found = replay(step, updates())
     assert found.not_finite == ("row 0 (100 times as large)",)
     assert "NaN or infinite with row 0 (100 times as large)" in str(found)
+    assert not found.ok
+    assert "nothing else moved" not in str(found)
 
 
 @pytest.mark.parametrize(

@@ -96,6 +96,7 @@ class Replay:
             and not self.is_counterexample
             and not self.leaks
             and not self.coupled
+            and not self.not_finite
             and fixed
         )
 
