@@ -189,7 +189,7 @@ def test_the_page_works_in_a_browser(paths, pages, tmp_path):
             assert browser.evaluate(f"{missing}.length") == 0
         browser.open(one)
         heads = browser.evaluate("[...document.querySelectorAll('h2')].map((head) => head.textContent)")
-        assert heads[0] == "The three parts of the claim"
+        assert heads[:4] == ["What this means", "What was audited", "What to do next", "The three parts of the claim"]
         assert "Kolmogorov" in browser.evaluate("document.querySelector('#picture-loss figcaption').textContent")
     finally:
         browser.close()
