@@ -193,7 +193,7 @@ class Kept(nn.Module):
         return x
 
 
-@pytest.mark.parametrize("mode", ["hooks", "ghost"])
+@pytest.mark.parametrize("mode", ["hooks", pytest.param("ghost", marks=pytest.mark.full)])
 @pytest.mark.parametrize("middle", [Centre, BatchStatistics, RowsAsSequence])
 def test_rows_that_see_each_other_are_refuted_and_their_honest_twin_passes(middle, mode):
     found = Run(mlp(middle), mode=mode).result
@@ -204,6 +204,7 @@ def test_rows_that_see_each_other_are_refuted_and_their_honest_twin_passes(middl
     assert honest.replayed.worst.factor == pytest.approx(1.0, abs=1e-3)
 
 
+@pytest.mark.full
 def test_routing_with_capacity_bars_a_pass():
     found = Run(mlp(Capacity), planned=10_000)
     assert sum(step.rows for step in found.replayed.steps) == 8
@@ -279,6 +280,7 @@ def load_balance(model, rows, labels):
     return nn.functional.cross_entropy(logits, labels) + 5 * (share * share).sum()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("loss", [weighted_loss, load_balance])
 def test_a_loss_that_rows_share_is_seen_with_the_loss_alone(loss):
     large = {"data": 0.3 * torch.randn(160, WIDTH, generator=torch.Generator().manual_seed(5))}
@@ -305,6 +307,7 @@ class OwnLoss(nn.Module):
         return logits if labels is None else {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
 
 
+@pytest.mark.full
 def test_a_model_that_computes_its_loss_needs_the_loss():
     found = Run(OwnLoss, loss=lambda model, rows, labels: model(rows, labels)["loss"])
     assert found.item.status == "not checked"
@@ -540,6 +543,7 @@ def test_the_witness_is_in_the_log_and_a_change_of_it_is_noticed(tmp_path):
     assert not checks["trainer"] or not checks["result"]
 
 
+@pytest.mark.full
 def test_replays_before_a_restart_stay(tmp_path):
     class Restarted(Run):
         def train(self, steps):
@@ -627,6 +631,7 @@ def test_norms_of_ghost_clipping_that_are_too_small_are_refuted(given):
     assert isinstance(found.result.verdict.finding, RowAboveClaim)
 
 
+@pytest.mark.full
 def test_a_layer_whose_gradient_is_not_clipped_is_refuted():
     """A hook that is lost: the last layer's rows are added as they are."""
 

@@ -9,6 +9,7 @@ from coalmine.testing import replay
 pytestmark = pytest.mark.filterwarnings("ignore:optax.global_norm is deprecated:DeprecationWarning")
 
 
+@pytest.mark.full
 def test_the_privatized_function_of_jax_privacy_is_replayed():
     require("jax_privacy")
     import jax
