@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from coalmine import Audit, BandedNoise, Claim, Poisson, TreeNoise, mechanism_epsilon, read_seed, write_seed
+from coalmine import Audit, BandedNoise, Claim, Poisson, TreeNoise, mechanism_epsilon, read_seed
 from coalmine.canaries import BlockedCanaries
 from coalmine.cli import main as cli
 from coalmine.log.rounds_file import encode
@@ -404,7 +404,8 @@ def test_a_resumed_audit_continues_bit_for_bit(tmp_path):
 @pytest.fixture
 def finished(tmp_path):
     """A finished run in blocks, its final model as a flat vector, and the seed file."""
-    write_seed(tmp_path / "seed")
+    # a new seed in every run of this test would give another verdict once in a while
+    (tmp_path / "seed").write_text("7c1f0e35a9b84d2296d3e8f4b05a6c1d\n")
     model = drawn(1, KINDS["numpy in double"])
     settings = {"seed": read_seed(tmp_path / "seed"), "directory": tmp_path / "run", "rounds": 4}
     claim = float(mechanism_epsilon(1.0, delta=DELTA))

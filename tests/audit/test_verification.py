@@ -64,7 +64,8 @@ def train(path, seed, *, rng_seed=1, claim=5.0):
 @pytest.fixture(scope="module")
 def honest(tmp_path_factory):
     folder = tmp_path_factory.mktemp("verification")
-    write_seed(folder / "seed")
+    # a new seed in every run of this test would give another verdict once in a while
+    (folder / "seed").write_text("7c1f0e35a9b84d2296d3e8f4b05a6c1d\n")
     train(folder / "run", read_seed(folder / "seed"))
     return folder
 

@@ -11,7 +11,8 @@ from coalmine.cli import main as cli
 
 @pytest.fixture
 def seed_file(tmp_path):
-    coalmine.write_seed(tmp_path / "seed")
+    # a new seed in every run of this test would give another verdict once in a while
+    (tmp_path / "seed").write_text("7c1f0e35a9b84d2296d3e8f4b05a6c1d\n")
     return tmp_path / "seed"
 
 
