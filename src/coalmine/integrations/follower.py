@@ -62,7 +62,10 @@ class Follower:
         """End the bar, print the digest of the log, and log the measured and the claimed ε of every attacker."""
         self.close()
         if self._prints and result.log_digest is not None:
-            print(f"coalmine has written the result; store this log digest elsewhere: {result.log_digest}", file=sys.stderr)
+            print(
+                f"coalmine has written the result; store this log digest elsewhere: {result.log_digest}",
+                file=sys.stderr,
+            )
         scalars = {"claimed epsilon": result.claim.epsilon} if result.claim is not None else {}
         for name, adversary in result.adversaries.items():
             estimate = adversary.headline and adversary.headline.estimate

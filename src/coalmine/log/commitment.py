@@ -14,8 +14,8 @@ from coalmine.canaries.seeds import is_guessable, seed_bytes
 from coalmine.measure.settings import Settings
 
 SCHEMA_VERSION = 1
-# Version 1 had the settings alone, 2 no sampling, 3 no lengths, alarm, initial model or facts, 4 no number of rounds.
-COMMITMENT_VERSION = 5
+COMMITMENT_VERSION = 4  # version 1 had the settings alone, 2 no sampling, 3 no lengths, alarm, initial model or facts
+UNSTATED = ("rounds",)  # entries of a statement that have no part in its digest while nobody states them
 SALT = re.compile("[0-9a-f]{32}")
 TOLERANCE = 1e-9  # relative, of numbers that are computed again
 
@@ -63,6 +63,7 @@ class Commitment:
     ) -> "Commitment":
         salt = secrets.token_hex(16) if salt is None else salt
         stated = asdict(statement or Precommitment(demonstration=is_guessable(seed)))
+        stated = {name: value for name, value in stated.items() if value is not None or name not in UNSTATED}
         everything = {"version": COMMITMENT_VERSION, "settings": settings.to_dict(), "statement": stated}
         return cls(salt, _salted_digest(salt, settings.to_dict(), seed), _salted_digest(salt, everything, seed))
 
