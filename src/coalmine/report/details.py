@@ -61,11 +61,7 @@ def detail_lines(result: AuditResult) -> Iterator[str]:
         yield f"{folded}: result.json and result.to_frame() have them"
     yield from bound_notes(result)
     yield from row_warnings(result)
-    top = top_row(result)
-    bars = {} if top is None else dict(zip(BOUNDS, (top.interval, top.gaussian.interval), strict=True))
-    for name, value, meaning in figures(result):
-        text = format_bound(value, bars[name]) if name in bars else format_number(value, 4)
-        yield f"{name} {text}: {meaning}"
+    yield from (f"{name} {figure_text(name, value)}: {meaning}" for name, value, meaning in figures(result))
     if result.claim is not None:
         yield result.claim.sentence(result.settings.delta) + (f"; {basis}" if (basis := claim_basis(result)) else "")
     if result.verdict is not None:
@@ -111,6 +107,11 @@ def figures(result: AuditResult) -> list[tuple[str, float, str]]:
     if result.trainer.accounted_epsilon is not None:
         found.append(("accountant's ε", result.trainer.accounted_epsilon, "quoted by the trainer's accountant"))
     return found
+
+
+def figure_text(name: str, value: float) -> str:
+    """A figure's number as every view shows it."""
+    return format_bound(value) if name in BOUNDS else format_number(value, 4)
 
 
 def client_exposure(result: AuditResult) -> ClientExposure | None:

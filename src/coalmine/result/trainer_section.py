@@ -35,6 +35,7 @@ class TrainerSection:
         name: The integration that wrote it; None for `coalmine run` and for a loop of one's own.
         task, title, level, engine: The task, the name of its data, its unit (client or example), the engine.
         accuracy: The accuracy of the final model on examples that took no part in training.
+        accuracy_without_dp: That of the same model if it is trained without DP and without canaries.
         noise, noise_multiplier: The scheme of the noise, and its standard deviation over the clip norm.
         update_noise_multiplier, update_epsilon: The part of an adaptive clip's noise that the updates get, and its ε.
         count_noise_multiplier, count_epsilon: The same for its count.
@@ -61,6 +62,7 @@ class TrainerSection:
     level: str | None = None
     engine: str | None = None
     accuracy: float | None = None
+    accuracy_without_dp: float | None = None
     noise: str | None = None
     noise_multiplier: float | None = None
     update_noise_multiplier: float | None = None
