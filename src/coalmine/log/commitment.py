@@ -61,7 +61,7 @@ class Commitment:
         salt = secrets.token_hex(16) if salt is None else salt
         stated = asdict(statement or Precommitment(demonstration=is_guessable(seed)))
         everything = {"version": COMMITMENT_VERSION, "settings": settings.to_dict(), "statement": stated}
-        return cls(salt, _salted_digest(salt, settings.to_dict(), seed), _salted_digest(salt, everything, seed))
+        return cls(salt, salted_digest(salt, settings.to_dict(), seed), salted_digest(salt, everything, seed))
 
     @classmethod
     def from_dict(cls, values: Any) -> "Commitment":
@@ -89,7 +89,7 @@ class Commitment:
         return all(same) and self.version == COMMITMENT_VERSION
 
 
-def _salted_digest(salt: str, content: dict[str, Any], seed: SupportsIndex | bytes) -> str:
+def salted_digest(salt: str, content: dict[str, Any], seed: SupportsIndex | bytes) -> str:
     """A digest of all three. Each is preceded by its length, so that no other three have the same bytes."""
     text = json.dumps(content, sort_keys=True, separators=(",", ":"))
     digest = hashlib.sha256()

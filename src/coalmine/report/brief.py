@@ -25,6 +25,7 @@ from coalmine.verdict.findings.amplified import AccountedAboveClaim, SamplerAbov
 from coalmine.verdict.findings.finding import Doubt
 from coalmine.verdict.findings.missing import NothingClaimed
 from coalmine.verdict.findings.noise import LessThanStated, StatedTooLittle
+from coalmine.verdict.findings.records import RecordsAboveClaim
 from coalmine.verdict.findings.rows import RowAboveClaim
 from coalmine.verdict.outcome import PASS, VIOLATION
 from coalmine.verdict.verdict import Verdict
@@ -41,6 +42,7 @@ FIRST_TO_WRAP = (
     "checked",
     "more",
     "certified",
+    "outputs",
     "accuracy",
     "canaries",
 )
@@ -63,6 +65,7 @@ ITEMS = {  # an audited item in words of its own
     "participations": "participation",
     "others": "sum of others",
     "rows": "real clients",
+    "records": "outputs",
 }
 KEEP = "Keep this report with the model."
 NOISE = "noise"  # both its level and its distribution
@@ -116,6 +119,8 @@ def answers(result: AuditResult) -> Iterator[tuple[str, str]]:
     if verdict is not None and verdict.outcome != PASS and not isinstance(verdict.finding, NothingClaimed):
         yield "why", why(result, verdict)
     yield from _epsilons(top_row(result), claimed=_passed(result))
+    if result.records is not None:
+        yield "outputs", result.records.brief()
     if result.trainer.accuracy is not None:
         yield "accuracy", f"{result.trainer.accuracy:.1%} on examples held out from training"
     checked = [ITEMS.get(item.name, item.name) for item in result.audited if item.status == "checked"]
@@ -181,7 +186,9 @@ def next_step(result: AuditResult) -> str:
     if check := result.trainer.check:
         fault = f"Likely: {check.likely_fault}. " if check.likely_fault else ""
         return fault if verdict.outcome == VIOLATION and fault else fault + verdict.finding.advice()
-    explained = isinstance(verdict.finding, AccountedAboveClaim | SamplerAboveClaim | StatedTooLittle | RowAboveClaim)
+    explained = isinstance(
+        verdict.finding, AccountedAboveClaim | SamplerAboveClaim | StatedTooLittle | RowAboveClaim | RecordsAboveClaim
+    )
     if verdict.outcome == VIOLATION and not explained and (faults := likely_faults(result)):
         titles = "; or ".join(fault.title for fault in faults[:MOST_FAULTS])
         mend = f" {faults[0].fix}" if len(faults) == 1 else ""
