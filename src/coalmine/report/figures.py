@@ -19,15 +19,15 @@ from coalmine.report.svg import draw, one_axes, themed
 from coalmine.report.table_rows import all_rows, main_rows, row_of, table_rows
 from coalmine.result.audit_result import AuditResult, Row
 from coalmine.result.rows import POOR_FIT
-from coalmine.result.words import format_number
+from coalmine.result.words import format_bound, format_number
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-MOST_GAUGES = 12
+MOST_GAUGES, MOST_PANELS = 12, 12
 AMPLIFIED = (
-    "triangle right of the claimed ε is proof, if its attacker does not know the rounds. The claim relies on sampling to "
-    "hide them, so known-round and known-others may lie beyond it."
+    "filled triangle right of the claimed ε refutes it with 95 % confidence, if its attacker does not know the rounds. The "
+    "claim relies on sampling to hide them, so known-round and known-others may lie beyond it."
 )
 
 
@@ -70,8 +70,8 @@ def run_pictures(run: Run) -> list[Picture]:
 def ladder_picture(result: AuditResult) -> Picture:
     """The ladder: one line for each attacker."""
     description = "; ".join(
-        f"{row.name}: ε {format_number(row.epsilon)}{interval_words(row)}, at least {format_number(row.lower_bound)}, "
-        f"at least {format_number(row.lower_bound_gaussian)} if Gaussian, floor {format_number(row.floor)}"
+        f"{row.name}: ε {format_number(row.epsilon)}{interval_words(row)}, at least {format_bound(row.lower_bound)}, "
+        f"at least {format_bound(row.lower_bound_gaussian)} if Gaussian, floor {format_number(row.floor)}"
         for row in table_rows(result)
     )
     analytical = (
@@ -85,7 +85,7 @@ def ladder_picture(result: AuditResult) -> Picture:
         alt=f"Each attacker's ε as one line. {description}.{analytical}",
         caption="From the weakest attacker to the strongest. A dot inside its grey bar means that nothing was detected; a "
         + (
-            "triangle right of the claimed ε is proof."
+            "filled triangle right of the claimed ε refutes it with 95 % confidence."
             if result.claim is None or not result.claim.amplified
             else AMPLIFIED
         ),
@@ -301,8 +301,8 @@ def _accuracy_picture(run: Run) -> Picture | None:
 
 
 def comparison_pictures(runs: Sequence[Run]) -> list[Picture]:
-    """Pictures that compare runs: ε against noise, ε against presentations, and densities."""
-    pictures = []
+    """Pictures that compare runs: their ladders, ε against noise, ε against presentations, and densities."""
+    pictures = [_ladders_picture(runs)] if all(table_rows(run.result) for run in runs) else []
     noisy = [(run.noise_multiplier, run.result) for run in runs if run.noise_multiplier is not None]
     if len({noise for noise, _ in noisy}) > 1:
         pictures.append(_noise_picture([(noise, result) for noise, result in noisy if noise is not None]))
@@ -315,6 +315,50 @@ def comparison_pictures(runs: Sequence[Run]) -> list[Picture]:
         if len(groups) > 1:
             pictures.append(_overlay_picture(groups, rung))
     return pictures
+
+
+def _ladders_picture(runs: Sequence[Run]) -> Picture:
+    """A small multiple: the ladder of each run, on one axis of ε."""
+    shown, results = runs[:MOST_PANELS], [run.result for run in runs[:MOST_PANELS]]
+    columns = min(len(shown), 2)
+    rows, most = math.ceil(len(shown) / columns), max(len(table_rows(result)) for result in results)
+
+    def paint(figure: "Figure") -> None:
+        axes = figure.subplots(rows, columns, squeeze=False)
+        for place, ax in enumerate(axes.flat):
+            if place >= len(shown):
+                ax.remove()
+                continue
+            plots.ladder(ax, results[place], beside=results)
+            names = [row.rung for row in table_rows(results[place])]
+            left = [row.rung for row in table_rows(results[place - place % columns])]
+            ax.set_yticks(range(len(names)), [""] * len(names) if place % columns and names == left else names)
+            ax.set_ylim(most - 0.4, -0.7)
+            ax.set_title(_panel_title(place, shown[place]))
+            if place < len(shown) - columns:
+                ax.set_xlabel("")
+        entries = {name: mark for ax in axes.flat for mark, name in zip(*ax.get_legend_handles_labels(), strict=True)}
+        figure.legend(entries.values(), entries.keys(), loc="lower center", ncols=3)
+
+    description = "; ".join(
+        f"{_panel_title(place, run)}: "
+        + ", ".join(f"{row.rung} {format_number(row.epsilon)}" for row in table_rows(run.result))
+        for place, run in enumerate(shown)
+    )
+    more = f" The first {MOST_PANELS} of {len(runs)} runs." if len(runs) > MOST_PANELS else ""
+    return make_picture(
+        "ladders",
+        "The ladder of each run",
+        paint,
+        height=0.9 + rows * (0.75 + 0.22 * most),
+        alt=f"Each attacker's ε, one panel for each run. {description}.",
+        caption=f"All panels have the same axis. The dashed line is the claimed ε.{more}",
+    )
+
+
+def _panel_title(place: int, run: Run) -> str:
+    verdict = "" if run.result.verdict is None or run.result.claim is None else f": {run.result.verdict.outcome}"
+    return f"{place + 1} {_shorten_name(run.name)}{verdict}"
 
 
 def _noise_picture(runs: Sequence[tuple[float, AuditResult]]) -> Picture:
@@ -351,7 +395,7 @@ def presentation_bars(runs: Sequence[Run]) -> list[plots.Bar]:
 
 def _presentations_picture(bars: Sequence[plots.Bar]) -> Picture:
     description = "; ".join(
-        f"{bar.group} shown {bar.presentations}×: {format_number(bar.epsilon)}, at least {format_number(bar.lower_bound)}"
+        f"{bar.group} shown {bar.presentations}×: {format_number(bar.epsilon)}, at least {format_bound(bar.lower_bound)}"
         for bar in bars
     )
     return make_picture(

@@ -21,7 +21,15 @@ from typing import Any
 from coalmine.report import plots
 from coalmine.report.advice import next_steps
 from coalmine.report.brief import answers
-from coalmine.report.details import MOST_NAMED, claim_basis, client_exposure, figures, folded_line, tensor_names
+from coalmine.report.details import (
+    MOST_NAMED,
+    claim_basis,
+    client_exposure,
+    figure_text,
+    figures,
+    folded_line,
+    tensor_names,
+)
 from coalmine.report.figures import comparison_pictures, run_pictures
 from coalmine.report.sentences import (
     ATTACKERS,
@@ -50,11 +58,16 @@ from coalmine.report.table_rows import (
     top_row,
 )
 from coalmine.report.templating import Environment, new_environment
-from coalmine.result.words import Words, format_interval, format_number
+from coalmine.result.words import Words, format_bound, format_interval, format_number
 from coalmine.version import __version__
 
 PACKAGES = ("numpy", "scipy", "matplotlib")
-SHOWN_ELSEWHERE = ("trainer_notes", "warnings", "accounted_epsilon")  # entries with a place of their own on the page
+SHOWN_ELSEWHERE = (
+    "trainer_notes",
+    "warnings",
+    "accounted_epsilon",
+    "nodes",
+)  # have a place of their own on the page
 OWN_THRESHOLDS = {
     "lower bound": "chosen on the same data, corrected",
     "paper's ε_lo": "chosen on the same data, not corrected",
@@ -98,6 +111,7 @@ def run_page(run: Run, live: "LivePage | None" = None) -> str:
         meaning=meaning(next(iter(meanings.values())), result.settings.delta) if meanings else "",
         meanings=meanings,
         notes=[words.say(note) for note in result.notes],
+        nodes=result.trainer.nodes,
         pictures=run_pictures(run),
         warnings=row_warnings(result),
         recognised={
@@ -165,7 +179,7 @@ def _environment() -> Environment:
     environment.filters |= {
         "format_number": format_number, "format_value": _format_value, "interval": format_interval,
         "measured": measured_cells, "percent": percent, "posterior": posterior, "shorten_middle": _shorten_middle,
-        "slug": slug, "sort_key": _sort_key, "visible": _visible,
+        "slug": slug, "format_bound": format_bound, "figure_text": figure_text, "sort_key": _sort_key, "visible": _visible,
     }  # fmt: skip
     return environment
 

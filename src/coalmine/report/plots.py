@@ -53,17 +53,20 @@ class Bar:
     lower_bound: float
 
 
-def ladder(ax: "Axes", result: AuditResult) -> "Axes":
+def ladder(ax: "Axes", result: AuditResult, *, beside: Sequence[AuditResult] = ()) -> "Axes":
     """One line for each adversary: estimate, interval, valid bound and floor, with the analytical and the claimed ε.
 
-    If groups of canaries took part in different numbers of rounds, the line shows the headline's group.
+    If groups of canaries took part in different numbers of rounds, the line shows the headline's group. The axis has room
+    for the results `beside` this one.
     """
     rows, analytical = table_rows(result), result.analytical_epsilon
     claimed = None if result.claim is None else result.claim.epsilon
-    values = [value for row in rows for value in (row.epsilon, row.lower_bound, row.floor, *(row.interval or ()))]
-    values += [row.lower_bound_gaussian for row in rows if row.lower_bound_gaussian is not None]
-    values += [value for value in (analytical, claimed) if value is not None]
-    right = epsilon_axis(ax, values, axis="x")
+    values: list[float | None] = []
+    for each in beside or (result,):
+        values += [each.analytical_epsilon, None if each.claim is None else each.claim.epsilon]
+        for row in table_rows(each):
+            values += [row.epsilon, row.lower_bound, row.lower_bound_gaussian, row.floor, *(row.interval or ())]
+    right = epsilon_axis(ax, [value for value in values if value is not None], axis="x")
     for place, row in enumerate(rows):
         first = place == 0
         if not math.isnan(row.floor):

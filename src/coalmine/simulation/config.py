@@ -301,6 +301,7 @@ class RunConfig:
     seed: int = 1  # for the training: initial model, sampling, noise
     evaluate_every: int = 10
     checkpoint_every: int = 10
+    baseline: bool = False  # also train the same model without DP and without canaries, and report its accuracy
     task: TaskSettings = field(default_factory=TaskSettings)
     participation: ParticipationSettings = field(default_factory=ParticipationSettings)
     client: ClientSettings = field(default_factory=lambda: ClientSettings(epochs=2, learning_rate=0.3))

@@ -93,5 +93,6 @@ def result_of_run(training: Training, accuracy: float) -> AuditResult:
     )
     section = _section(training)
     notes = (*section.notes, training.steps.note) if training.steps.note else section.notes
-    section = replace(section, accuracy=accuracy, engine=training.description, notes=notes)
+    plain = training.accuracy_without_dp() if training.config.baseline else None
+    section = replace(section, accuracy=accuracy, accuracy_without_dp=plain, engine=training.description, notes=notes)
     return replace(result, trainer=section)
