@@ -53,9 +53,9 @@ class StrategyAudit(ModelAudit):
         privacy = {"clip_norm": wrapped.clip_norm} | if_known("noise_multiplier", wrapped.noise_multiplier)
         super().__init__(core, privacy=privacy, canaries={"mode": mode, "scale": scale}, strategy=wrapped.names)
 
-    def begin(self, initial: Mapping[str, Array]) -> None:
+    def begin(self, initial: Mapping[str, Array], planned: int | None = None) -> None:
         """Start or resume, as `ModelAudit` does, and recall what was seen of nodes."""
-        super().begin(initial)
+        super().begin(initial, planned)
         for text in self.layout.warnings:
             self.warnings.add(text)
         if self.directory is not None and self.last_round:

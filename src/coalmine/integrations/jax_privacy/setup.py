@@ -121,7 +121,13 @@ def audited(
         _ = core.measurer.rotated_canaries  # raises an error if the audit's canaries cannot be compiled
     transformation = AuditedPrivatizer(*init_and_update(inner, through_clip=through_clip))
     transformation.audit = PrivatizerAudit(
-        core, accounting, selection, tree, steps=steps, scale=CLIP_SCALE if through_clip else None
+        core,
+        accounting,
+        selection,
+        tree,
+        steps=steps,
+        scale=CLIP_SCALE if through_clip else None,
+        save_model=settings.get("save_model", True),
     )
     if predict is not None:
         transformation.audit.score_records(data_canaries, params, predict)
