@@ -1,5 +1,6 @@
 """Sets up the audit of a strategy: `audited`."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -76,5 +77,5 @@ def audited(
         strategy, set_up_audit(layers, **audit_settings), mode, seed=announced, scale=scale, **settings
     )
     watch_noise(made.audit.core, on_violation, made.noise_multiplier)
-    made.audit.follow(made.audit.settings.rounds, progress=progress, log_to=log_to, unit=unit)
+    made.audit.on_begin = partial(made.audit.follow, progress=progress, log_to=log_to, unit=unit)
     return made
