@@ -244,11 +244,11 @@ def _misses(row: dict[str, Any]) -> bool:
 
 def _line(case: Case, row: dict[str, Any]) -> str:
     finish, bar = row["finish"], "no bar" if case.bar is None else f"bar {case.bar:.0%}"
+    plain, audited, every, floor = (1e3 * row[name] for name in ("plain_wall", "audited_wall", "plain_all", "floor"))
     return (
-        f"{case}: step {1e3 * row['plain_wall']:.2f} ms, audited {1e3 * row['audited_wall']:.2f} ms, "
-        f"{row['share_wall']:.0%} more ({bar}); its own thread {row['share_own']:.0%}, all threads "
-        f"{row['share_all']:.0%} of {1e3 * row['plain_all']:.2f} ms, floor {1e3 * row['floor']:.2f} ms; finish {finish['wall']:.2f} s, "
-        f"{finish['all']:.2f} s of the processor (bar {FINISH_BAR} s)"
+        f"{case}: step {plain:.2f} ms, audited {audited:.2f} ms, {row['share_wall']:.0%} more ({bar}); "
+        f"its own thread {row['share_own']:.0%}, all {row['share_all']:.0%} of {every:.2f} ms, floor {floor:.2f} ms; "
+        f"finish {finish['wall']:.2f} s, {finish['all']:.2f} s of the processor (bar {FINISH_BAR} s)"
     )
 
 
