@@ -65,7 +65,9 @@ FILE = click.Path(exists=True, dir_okay=False, allow_dash=True)
     help="Judge the claim for scores from which the other clients' updates were subtracted.",
 )
 @click.option(
-    "--method", type=click.Choice(METHODS), default="simultaneous", show_default=True, help="Method of the lower bound."
+    "--method",
+    type=click.Choice(METHODS),
+    help="Method of the lower bound.  [default: ranks against unobserved scores, or else simultaneous]",
 )
 @click.option(
     "--variance",
@@ -93,7 +95,7 @@ def estimate(
     delta: float,
     claim: float | None,
     known_others: bool,
-    method: str,
+    method: str | None,
     variance: Variance,
     confidence: float,
     every: bool,
@@ -215,15 +217,15 @@ def _print(result: ScoresEstimate) -> None:
     found, level = result.estimate, f"{result.confidence * 100:g} %"
     assert found.interval is not None
     bound = f"lower bound for any law, {level}"
-    gaussian = result.gaussian
+    gaussian, law = result.gaussian, _law(result)
     normal = math.nan if gaussian.lower_bound is None else gaussian.lower_bound
-    if result.method != "simultaneous":
+    if result.method not in ("simultaneous", "ranks"):
         bound += f", {result.method}" + " (not a bound)" * (result.method in POINTWISE)
     rows = [
         ["estimate", shown_number(found.epsilon)],
         [f"interval, {level}", f"{shown_number(found.interval.low)} … {shown_number(found.interval.high)}"],
-        [f"lower bound if scores are normal, {level}", shown_number(normal)],
-        [f"interval if scores are normal, {level}", _ends(gaussian.interval)],
+        [f"lower bound if scores are {law}, {level}", shown_number(normal)],
+        [f"interval if scores are {law}, {level}", _ends(gaussian.interval)],
         [bound, shown_number(result.lower_bound)],
         ["largest attainable lower bound", shown_number(result.ceiling)],
         ["noise floor: half of all estimates when nothing leaks", f"≤ {shown_number(found.floor.median)}"],
@@ -235,6 +237,11 @@ def _print(result: ScoresEstimate) -> None:
     print_table(["", "epsilon"], rows, title=title)
     for line in _lines(result):
         click.echo(line)
+
+
+def _law(result: ScoresEstimate) -> str:
+    """What the second bound assumes of the scores."""
+    return "nearly normal" if isinstance(result.canaries.null, np.ndarray) else "normal"
 
 
 def _ends(interval: tuple[float, float] | None) -> str:
@@ -278,7 +285,11 @@ def _lines(result: ScoresEstimate) -> list[str]:
         f"scores: mean {shown_number(mean)} and std {shown_number(found.std / found.null_std)} in units of the null's std",
         f"variance: {found.variance.used} ({found.variance.reason})",
         f"Anderson-Darling: {shown_number(normality.statistic)}, p = {normality.p_value:.2g}",
-        *([f"not offered if scores are normal: {result.gaussian.withheld}"] if result.gaussian.withheld else []),
+        *(
+            [f"not offered if scores are {_law(result)}: {result.gaussian.withheld}"]
+            if result.gaussian.withheld
+            else []
+        ),
         *(f"note: {warning}" for warning in result.warnings),
     ]
     if result.claim is not None and result.verdict is not None:

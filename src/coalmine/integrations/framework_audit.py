@@ -6,6 +6,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any, ClassVar, Self
 
+from coalmine.argument_checks import short_repr
 from coalmine.audit import Audit
 from coalmine.integrations.follower import Dashboards, Follower, Progress
 from coalmine.integrations.recorder import FinishedRun, RunRecorder, Trainer
@@ -80,6 +81,12 @@ class FrameworkAudit(ABC):
         """Let `on_violation` read a claim that is a bare number as this accounting."""
         if accounted is not None and self.core.claim is not None and self.core.claim.bare:
             self.core.watch.read_claim_as(self.core.claim.read_as(accounted))
+
+    def commit(self, *, initial: Any = None, planned: int | None = None, save_model: Any = True) -> None:
+        """Commit to the config, the model before training and the planned rounds, on every rank: `Audit.commit_to`."""
+        if not isinstance(save_model, bool):
+            raise TypeError(f"save_model must be True or False, got {short_repr(save_model)}")
+        self.core.commit_to(initial=initial, rounds=planned, save_model=save_model)
 
     def follow(
         self,

@@ -8,12 +8,11 @@ from typing import Any
 
 from coalmine.audit import Audit
 from coalmine.estimators.mechanism import mechanism_epsilon
+from coalmine.evidence.ladder import most_presentations, usual_presentations
 from coalmine.integrations.claims import (
     claim_for_weight,
-    most_presentations,
     observed_claim,
     stated_claim,
-    usual_presentations,
 )
 from coalmine.integrations.follower import Follower
 from coalmine.integrations.setup import check_unit
@@ -115,7 +114,8 @@ class RunRecorder:
         if judged is not None and self.unit is not None:
             judged = replace(judged, unit=self.unit)
         notes = [*late, *_accounted_notes(run, judged), *run.notes]
-        usual, most = usual_presentations(self._audit), most_presentations(self._audit)
+        told = self._audit.log, self._audit.settings
+        usual, most = usual_presentations(*told), most_presentations(*told)
         section = TrainerSection(
             name=self._trainer.name,
             task=task or self._trainer.name,

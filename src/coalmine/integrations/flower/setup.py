@@ -1,6 +1,7 @@
 """Sets up the audit of a strategy: `audited`."""
 
 from collections.abc import Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -96,5 +97,5 @@ def audited(
 
         wanted = Views.of(views, make, noise=client_noise, delta=delta, directory=directory)
         made.audit.add_views(wanted, own_audit=audit is not None)
-    made.audit.follow(made.audit.settings.rounds, progress=progress, log_to=log_to, unit=unit)
+    made.audit.on_begin = partial(made.audit.follow, progress=progress, log_to=log_to, unit=unit)
     return made

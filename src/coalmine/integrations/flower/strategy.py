@@ -141,7 +141,7 @@ class AuditedStrategy(Strategy):
         refuse_finished(self.audit.core)
         self._check_secrecy(grid)
         done, arrays = self.audit.resume(as_record(initial_arrays))
-        self.audit.begin(arrays)
+        self.audit.begin(arrays, num_rounds)
         remaining = max(num_rounds - done, 0)
         evaluate = None if evaluate_fn is None else self.audit.with_accuracy(evaluate_fn)
         result = super().start(grid, arrays, remaining, timeout, train_config, evaluate_config, evaluate)

@@ -69,9 +69,9 @@ class StrategyAudit(ModelAudit):
                 )
         self.views = views
 
-    def begin(self, initial: Mapping[str, Array]) -> None:
+    def begin(self, initial: Mapping[str, Array], planned: int | None = None) -> None:
         """Start or resume, as `ModelAudit` does, and recall what was seen of nodes."""
-        super().begin(initial)
+        super().begin(initial, planned)
         for text in self.layout.warnings:
             self.warnings.add(text)
         if self.directory is not None and self.last_round:
@@ -146,6 +146,11 @@ class StrategyAudit(ModelAudit):
             entries=entries | {"nodes": self.ledger.nodes(self.core, noise), "views": self.views.finish(task)},
         )
         return self.conclude_models(late, run, task=task)
+
+    def close(self) -> None:
+        """Unlock the directories of the audit and of its views."""
+        self.views.close()
+        super().close()
 
     def items(self, claim: Claim | None = None) -> list[AuditedItem]:
         """The parts of the pipeline that this audit has checked so far or not, each with its reason."""

@@ -16,7 +16,7 @@ from flwr.app import Message
 
 from coalmine.argument_checks import positive, short_repr
 from coalmine.audit import Audit
-from coalmine.integrations.claims import most_presentations
+from coalmine.evidence.ladder import most_presentations
 from coalmine.integrations.flower.claims import read_claim
 from coalmine.integrations.flower.sent_round import SentRound, only_record
 from coalmine.integrations.framework_audit import FrameworkAudit
@@ -53,7 +53,7 @@ class View(FrameworkAudit):
         """The result of this view. A claim that does not state participations is for the canary with the most rounds."""
         stated = self.claim
         if stated is not None and stated.participations is None:
-            stated = replace(stated, participations=max(most_presentations(self.core), 1))
+            stated = replace(stated, participations=most_presentations(self.core.log, self.settings))
         return self.conclude(claim, FinishedRun(noise=self.noise, completed=stated), task=task or self.name)
 
     def seen(self, result: AuditResult) -> SeenView:
@@ -186,6 +186,11 @@ class Views:
         """Write everything that was observed."""
         for view in self.by_name.values():
             view.core.flush()
+
+    def close(self) -> None:
+        """Unlock the directories of all views."""
+        for view in self.by_name.values():
+            view.close()
 
     def finish(self, task: str | None) -> tuple[SeenView, ...]:
         """The results of all views, which `results` keeps, in few words."""

@@ -49,6 +49,7 @@ class PrivatizerAudit(FrameworkAudit):
         *,
         steps: int | None,
         scale: float | None,
+        save_model: bool = True,
     ) -> None:
         self._scale, self._accounting, self._selection, self._tree = scale, accounting, selection, tree
         self._mechanism = accounting.mechanism
@@ -60,6 +61,7 @@ class PrivatizerAudit(FrameworkAudit):
         self._steps_without_others = 0
         self._batches: list[Any] = []  # of a watched strategy, since the last step was prepared
         super().__init__(core, **self._config())
+        self.commit(initial=self._initial, planned=steps or accounting.planned, save_model=save_model)
         self._rewound = RewoundNoise(core)
         self.read_claim_as(accounting.accounted(steps or accounting.planned or 1, core.settings.delta))
 

@@ -108,7 +108,13 @@ def audited(
         _ = core.measurer.rotated_canaries  # raises an error if the audit's canaries cannot be compiled
     transformation = AuditedPrivatizer(*init_and_update(inner, through_clip=through_clip))
     transformation.audit = PrivatizerAudit(
-        core, accounting, selection, tree, steps=steps, scale=CLIP_SCALE if through_clip else None
+        core,
+        accounting,
+        selection,
+        tree,
+        steps=steps,
+        scale=CLIP_SCALE if through_clip else None,
+        save_model=settings.get("save_model", True),
     )
     transformation.audit.follow(steps or accounting.planned, **followed(settings))
     if plan is None:

@@ -82,7 +82,8 @@ def audited(
     In several processes (DDP, FSDP2) every rank calls `audited` with the same arguments, and `finish` at the end. Rank 0 has
     the directory and the result. `reduce` sums over the ranks, by default `torch_distributed.reduce_over()`.
 
-    `unit` names what a row holds, such as "document" or "user": every sentence, table and plot then says so.
+    `unit` names what a row holds, such as "document" or "user": every sentence, table and plot then says so. The directory
+    gets the model before and after training, for `coalmine verify`; `save_model=False` keeps the digests alone.
 
     `optimizer.audit` is an `OpacusAudit`, whose `finish` returns the result.
 
@@ -132,7 +133,15 @@ def audited(
         selection = RowSelection(audit, gradients, optimizer, data_loader)
     planned = audit.settings.rounds if steps is None else steps
     optimizer.audit = OpacusAudit(
-        audit, optimizer, gradients, selection, options, model=model, planned=planned, replay=replay
+        audit,
+        optimizer,
+        gradients,
+        selection,
+        options,
+        model=model,
+        planned=planned,
+        replay=replay,
+        save_model=settings.get("save_model", True),
     )
     if gradients.ranks.rank == 0:
         optimizer.audit.follow(planned, **followed(settings))
