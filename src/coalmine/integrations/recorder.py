@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -81,6 +81,7 @@ class RunRecorder:
         self._started = time.monotonic()
         self.earlier_lines: list[dict[str, Any]] = []  # of the rounds before a restart
         self.follower: Follower | None = None
+        self.after_round: Callable[[int], None] | None = None
         self.unit: str | None = None  # what is protected, if the user named it
         if audit.directory is not None:
             config = {"trainer": trainer.name, "privacy": privacy, "canaries": canaries, **more}
@@ -91,6 +92,8 @@ class RunRecorder:
     def add_round(self, round_number: int, **values: Any) -> None:
         """Write one line of metrics. Values that are None are omitted."""
         known = {name: value for name, value in values.items() if value is not None}
+        if self.after_round is not None:
+            self.after_round(round_number)
         if self.follower is not None:
             self.follower.round_done(round_number, known)
         if self._audit.directory is not None:
