@@ -14,7 +14,7 @@ import numpy as np
 from coalmine.argument_checks import count_of
 from coalmine.audit import Audit
 from coalmine.estimators.mechanism import mechanism_epsilon
-from coalmine.integrations.claims import most_presentations
+from coalmine.evidence.ladder import most_presentations
 from coalmine.integrations.flower.weights import Averaged
 from coalmine.verdict.claim import Claim
 from coalmine.verdict.coverage import AuditedItem
@@ -109,7 +109,7 @@ class Exposures:
 
     def participations(self, audit: Audit) -> int:
         """Largest number of rounds in which one client took part: a real node, or a canary if that is more."""
-        return max(self.nodes.most, most_presentations(audit))
+        return max(self.nodes.most, most_presentations(audit.log, audit.settings))
 
     def epsilon(
         self, audit: Audit, noise: float | None, *, equal_weights: bool, total: float | None = None
@@ -170,7 +170,11 @@ def whole_run_claim(claim: Claim | None, audit: Audit, seen: Exposures) -> Claim
     total = seen.largest if times == most else seen.heaviest * math.sqrt(times)
     sensitivity = total * (_weakest_noise(audit, times) if seen.in_noise else 1.0)
     if math.isinf(sensitivity) or math.isclose(sensitivity, math.sqrt(times), rel_tol=SAME):
-        if claim.participations is None and audit.settings.rounds is not None and times == most_presentations(audit):
+        if (
+            claim.participations is None
+            and audit.settings.rounds is not None
+            and times == most_presentations(audit.log, audit.settings)
+        ):
             return claim  # the audit's own schedule has the same number
         return replace(claim, participations=times)
     return replace(claim, participations=times if seen.in_noise else None, sensitivity=claim.moved * sensitivity)
