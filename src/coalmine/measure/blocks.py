@@ -91,8 +91,7 @@ class BlockMeasurer(Measurer[MeasuredBlocks]):
         """Write the sum of the canaries at `indices`, each of norm `size`, into rows, block by block, and return them."""
         with ThreadPoolExecutor(threads()) as pool:  # new memory is slow to write; a GPU's work stays in this thread
             for block, stretches in enumerate(self._stretches):
-                like = empty_working_array([rows[part.name] for part in stretches])
-                total = self.canaries.combine(block, indices, like=like, unit=True)
+                total = self.canaries.combine(block, indices, like=self._like(block, rows), unit=True)
                 write = partial(_write_stretch, rows, total, size * float(self.canaries.shares[block]))
                 list((pool.map if self._on_host else map)(write, stretches))
         return rows
