@@ -47,6 +47,7 @@ FIRST_TO_WRAP = (
     "lower bound",
     "outputs",
     "accuracy",
+    "views",
     "canaries",
 )
 INDENT = " " * 15  # below the labels
@@ -126,6 +127,8 @@ def answers(result: AuditResult) -> Iterator[tuple[str, str]]:
     if verdict is not None and verdict.outcome != PASS and not isinstance(verdict.finding, NothingClaimed):
         yield "why", why(result, verdict)
     yield from _epsilons(top_row(result), claimed=_passed(result))
+    if result.trainer.views:
+        yield "views", "; ".join(f"{view.name}: {view.outcome or 'no claim'}" for view in result.trainer.views)
     if result.records is not None:
         yield "outputs", result.records.brief()
     if result.trainer.accuracy is not None:
