@@ -6,6 +6,7 @@ import math
 import os
 import secrets
 import stat
+import tomllib
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
@@ -157,6 +158,17 @@ def read_stream(name: str, stream: IO[bytes], *, most: int) -> bytes:
         if size > most:
             raise ValueError(f"{name} must hold at most {most:,} bytes, got more")
     return b"".join(pieces)
+
+
+def read_toml(path: Path, *, most: int = 1 << 20) -> dict[str, Any]:
+    """The tables of a TOML file of at most `most` bytes; ValueError for anything else."""
+    content = read_regular(path, most=most)
+    try:
+        return tomllib.loads(content.decode())
+    except RecursionError:
+        raise ValueError(f"{path} is nested too deeply to be a config") from None
+    except ValueError as error:  # also whole numbers of thousands of digits
+        raise ValueError(f"{path} is not TOML: {error}") from None
 
 
 def lock_file(path: Path) -> FileLock | None:
