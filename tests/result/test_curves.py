@@ -70,5 +70,5 @@ def test_the_report_describes_the_picture_in_words(result):
     low, high = result.headline.gaussian.interval
     assert "for known-others 1×: μ 1" in picture.alt
     assert f"ε lies between {low:.3g} and {high:.3g}. μ of the stated noise is 1." in picture.alt
-    assert f"aria-label=\"{picture.alt}\"" in picture.svg
+    assert f'aria-label="{picture.alt}"' in picture.svg
     assert profile_pictures(stored("laplace")) == []
