@@ -5,7 +5,7 @@ from functools import wraps
 from pathlib import Path
 from typing import Any, Concatenate, Literal, NoReturn, ParamSpec, SupportsIndex, TypeVar
 
-from coalmine.argument_checks import positive, whole_number
+from coalmine.argument_checks import names_neighbours, positive, whole_number
 from coalmine.audit_arguments import AuditArguments, Seed
 from coalmine.canaries.philox import key_from_seed
 from coalmine.canaries.secret import secret_seed
@@ -87,6 +87,7 @@ class Audit:
     4.7
     """
 
+    @names_neighbours
     def __init__(
         self,
         dim: int,
@@ -320,6 +321,7 @@ class Audit:
         """One canary client's update, of norm scale·clip_norm."""
         return self.updates([index], clip_norm, scale=scale, like=like)
 
+    @names_neighbours
     @_one_thread
     def observe_round(
         self,
@@ -437,6 +439,7 @@ class Audit:
             self.flush()
         return self.watch.alarm(log, claim)
 
+    @names_neighbours
     def result(
         self,
         *,
