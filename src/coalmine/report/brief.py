@@ -23,6 +23,7 @@ from coalmine.result.words import (
     short_power,
 )
 from coalmine.verdict.claim import ADD_OR_REMOVE, REPLACE, ZERO_OUT
+from coalmine.verdict.coverage import AuditedItem
 from coalmine.verdict.findings.amplified import AccountedAboveClaim, OtherSampler, SamplerAboveClaim
 from coalmine.verdict.findings.finding import Doubt
 from coalmine.verdict.findings.missing import NothingClaimed, PipelineDiffers
@@ -148,6 +149,12 @@ def wrong_items(result: AuditResult) -> dict[str, str]:
     wrong |= {gauge.contradicts: "wrong" for gauge in result.gauges if gauge.status != "ok" and gauge.bars_pass}
     wrong |= {"sampler": "wrong"} if isinstance(finding, OtherSampler) else {}
     return wrong | {item.name: "wrong" for item in result.audited if item.status == "failed"}
+
+
+def item_status(result: AuditResult, item: AuditedItem) -> str:
+    """The status of an audited item, with the mark of a checked one that is wrong or in doubt."""
+    mark = wrong_items(result).get(item.name) if item.status == "checked" else None
+    return f"{item.status}: {mark}" if mark else item.status
 
 
 def _coverage(result: AuditResult) -> Iterator[tuple[str, str]]:
