@@ -2,18 +2,17 @@
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from coalmine.audit import Audit
 from coalmine.estimators.mechanism import mechanism_epsilon
+from coalmine.evidence.ladder import most_presentations, usual_presentations
 from coalmine.integrations.claims import (
     claim_for_weight,
-    most_presentations,
     observed_claim,
     stated_claim,
-    usual_presentations,
 )
 from coalmine.integrations.follower import Follower
 from coalmine.integrations.setup import check_unit
@@ -82,6 +81,7 @@ class RunRecorder:
         self._started = time.monotonic()
         self.earlier_lines: list[dict[str, Any]] = []  # of the rounds before a restart
         self.follower: Follower | None = None
+        self.after_round: Callable[[int], None] | None = None
         self.unit: str | None = None  # what is protected, if the user named it
         if audit.directory is not None:
             config = {"trainer": trainer.name, "privacy": privacy, "canaries": canaries, **more}
@@ -92,6 +92,8 @@ class RunRecorder:
     def add_round(self, round_number: int, **values: Any) -> None:
         """Write one line of metrics. Values that are None are omitted."""
         known = {name: value for name, value in values.items() if value is not None}
+        if self.after_round is not None:
+            self.after_round(round_number)
         if self.follower is not None:
             self.follower.round_done(round_number, known)
         if self._audit.directory is not None:
@@ -115,7 +117,8 @@ class RunRecorder:
         if judged is not None and self.unit is not None:
             judged = replace(judged, unit=self.unit)
         notes = [*late, *_accounted_notes(run, judged), *run.notes]
-        usual, most = usual_presentations(self._audit), most_presentations(self._audit)
+        told = self._audit.log, self._audit.settings
+        usual, most = usual_presentations(*told), most_presentations(*told)
         section = TrainerSection(
             name=self._trainer.name,
             task=task or self._trainer.name,

@@ -31,11 +31,13 @@ class AuditSettings(TypedDict, total=False):
     deferred: bool | None
     unit: str | None
     audit: Audit | None
+    save_model: bool
     progress: Progress
     log_to: Dashboards
 
 
 FOLLOWED = ("progress", "log_to", "unit")  # settings that are not the audit's
+LEFT_OUT = (*FOLLOWED, "save_model")
 
 
 def set_up_audit(
@@ -152,7 +154,7 @@ def own_audit(**settings: Unpack[AuditSettings]) -> Audit:
 
 def _provided_settings(**settings: Unpack[AuditSettings]) -> dict[str, Any]:
     provided: dict[str, Any] = {
-        name: value for name, value in settings.items() if value is not None and name not in FOLLOWED
+        name: value for name, value in settings.items() if value is not None and name not in LEFT_OUT
     }
     unknown = provided.keys() - AuditSettings.__annotations__.keys()
     if unknown:

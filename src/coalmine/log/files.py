@@ -33,15 +33,16 @@ DEEPEST = 64  # levels of a JSON value that is read; a result has 8
 HELD = (errno.EWOULDBLOCK, errno.EACCES)  # what flock says of a lock that another process holds
 
 
-def write_atomically(path: Path, data: bytes, *, keep: Path | None = None) -> None:
+def write_atomically(path: Path, data: bytes | Iterable[bytes], *, keep: Path | None = None) -> None:
     """Write `data` to `path`, whole or not at all, even in a crash. Follows links, and writes to pipes and devices.
 
-    An existing file is moved to `keep`, if that is given.
+    Large data may come in pieces. An existing file is moved to `keep`, if that is given.
     """
+    pieces = [data] if isinstance(data, bytes) else data
     if path.is_dir():
         raise IsADirectoryError(f"{path} is a directory: name a file")
     if path.exists() and not path.is_file():
-        path.write_bytes(data)
+        path.write_bytes(b"".join(pieces))
         return
     given, path = path, Path(os.path.realpath(path))
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -51,7 +52,10 @@ def write_atomically(path: Path, data: bytes, *, keep: Path | None = None) -> No
     try:
         handle = os.open(draft, flags, 0o666)
         try:
-            write_at(handle, data, 0)
+            place = 0
+            for piece in pieces:
+                write_at(handle, piece, place)
+                place += len(piece)
             os.fsync(handle)
         finally:
             os.close(handle)

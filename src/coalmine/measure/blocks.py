@@ -71,7 +71,8 @@ class BlockMeasurer(Measurer[MeasuredBlocks]):
         self, tree: Tree, settings: Settings, *, seed: SupportsIndex | bytes, ranks: Ranks, on_host: bool = True
     ) -> None:
         super().__init__(settings, seed)
-        self.tree, self._ranks = tree, ranks
+        self.tree: Tree = tree
+        self._ranks = ranks
         self._on_host = on_host  # whether the whole model is, in every process: then the law is measured in every round
         leaf_sizes = settings.shards[ranks.rank] if settings.shards else tuple(size for _, size in settings.layers)
         first, stop = _blocks_of(settings, ranks.rank)

@@ -62,7 +62,13 @@ from coalmine.result.words import Words, format_bound, format_interval, format_n
 from coalmine.version import __version__
 
 PACKAGES = ("numpy", "scipy", "matplotlib")
-SHOWN_ELSEWHERE = ("trainer_notes", "warnings", "accounted_epsilon")  # entries with a place of their own on the page
+SHOWN_ELSEWHERE = (
+    "trainer_notes",
+    "warnings",
+    "accounted_epsilon",
+    "nodes",
+    "views",
+)  # have a place of their own on the page
 OWN_THRESHOLDS = {
     "lower bound": "chosen on the same data, corrected",
     "paper's ε_lo": "chosen on the same data, not corrected",
@@ -106,6 +112,8 @@ def run_page(run: Run, live: "LivePage | None" = None) -> str:
         meaning=meaning(next(iter(meanings.values())), result.settings.delta) if meanings else "",
         meanings=meanings,
         notes=[words.say(note) for note in result.notes],
+        nodes=result.trainer.nodes,
+        views=result.trainer.views,
         pictures=run_pictures(run),
         warnings=row_warnings(result),
         recognised={

@@ -16,6 +16,7 @@ import torch
 from coalmine.canaries.array_types import cores
 from coalmine.estimators.sampling import Shuffled
 from coalmine.log.files import remove_drafts, write_atomically
+from coalmine.log.model_file import INITIAL
 from coalmine.log.run_directory import RunDirectory
 from coalmine.measure.schedule import CanarySchedule
 from coalmine.measure.settings import checked_settings
@@ -35,7 +36,6 @@ from coalmine.simulation.planned_privacy import PlannedPrivacy
 from coalmine.simulation.run_audit import audit_of_run, audit_settings, result_of_run
 from coalmine.simulation.tasks import Task, load_task
 from coalmine.simulation.training_checkpoint import load_checkpoint, save_checkpoint
-from coalmine.verification import INITIAL
 
 log = logging.getLogger(__name__)
 ROUNDS_DIGEST = "rounds.sha256"  # SHA-256 of the rounds file, in the format of sha256sum
@@ -203,7 +203,6 @@ def _train_in_directory(
                 break
         with _explain_divergence(training):
             training.audit.observe_final(state.model_vector, initial=training.initial_vector())
-        _save_model(home.path / "model.npy", state.model_vector)
         accuracy = _accuracy_after(state.round_number, home)
         result = result_of_run(training, training.evaluate(state) if accuracy is None else accuracy).written_to(home)
         log.info("digest of the log (record it elsewhere now): %s", result.log_digest)

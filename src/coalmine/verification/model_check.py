@@ -12,6 +12,7 @@ from coalmine.canaries import BlockedCanaries, RotatedCanaries, SphereCanaries
 from coalmine.log.commitment import Precommitment
 from coalmine.log.files import open_regular
 from coalmine.log.mapped_rounds import LogReader
+from coalmine.log.model_file import FINAL, INITIAL
 from coalmine.measure.round import Final
 from coalmine.measure.vectors import layer_norms, model_sha256
 from coalmine.verification.check import Check, Evidence
@@ -23,13 +24,18 @@ UNREADABLE = (  # errors of numpy's reader for files with a strange header
     ArithmeticError, EOFError, LookupError, MemoryError, OSError, RecursionError, SyntaxError, TypeError, ValueError,
     tokenize.TokenError,
 )  # fmt: skip
-INITIAL = "initial.npy"  # in the run directory, if the audit committed to the initial model
 
 
 def initial_file(path: Path, statement: Precommitment, given: Path | None) -> Path | None:
     """The file of the initial model: the one that is given, or the directory's own, if the audit committed to it."""
     own = path / INITIAL
     return own if given is None and statement.initial_sha256 is not None and own.exists() else given
+
+
+def final_file(path: Path, known: Evidence, given: Path | None) -> Path | None:
+    """The file of the final model: the one that is given, or the directory's own, if the audit observed one."""
+    own = path / FINAL
+    return own if given is None and known.log.final is not None and own.exists() else given
 
 
 def check_model(known: Evidence, model: Path | None, initial: Path | None) -> tuple[Check, Check]:
@@ -88,9 +94,9 @@ def _recomputed(known: Evidence, canaries: Any, vector: Floats | None) -> Check:
     )
     if off < _rounding(len(vector)):
         detail = f"{compared}, which is rounding"
-        if final.sha256 is None and not known.settings.blocks:
+        if final.sha256 is None:
             return Check("cosines", None, f"{detail}, but the log lacks the digest of the final model")
-        if final.sha256 not in (None, model_sha256(vector)):
+        if final.sha256 != _digest(known, vector):
             return Check("cosines", None, f"{detail}, but its numbers are not those that the audit observed")
         return Check("cosines", True, detail)
     return Check(
@@ -98,6 +104,10 @@ def _recomputed(known: Evidence, canaries: Any, vector: Floats | None) -> Check:
         False,
         f"{compared}, more than by rounding: this is another model or another seed, or the stored cosines were changed",
     )
+
+
+def _digest(known: Evidence, model: Floats) -> str:
+    return model_sha256(model, [sum(sizes) for sizes in known.settings.shards])
 
 
 def _rounding(dim: int) -> float:
@@ -119,13 +129,13 @@ def _summed(known: Evidence, canaries: Any, model: Floats | None, initial: Float
         return Check("sum", None, "the final model is the initial one, so there is nothing to add up")
     if final is None or final.update_cosines is None or final.update_norm is None:
         return Check("sum", None, "the audit does not know the initial model, so the rounds cannot be added up")
-    server = (known.config or {}).get("server")
-    server = server if isinstance(server, dict) else None
-    if server is not None and server.get("optimizer", "sgd") != "sgd":
-        return Check(
-            "sum", None, f"the server's optimizer ({server['optimizer']}) is not linear, so rounds do not add up"
-        )
-    momentum, rate = (_server_number(server, name) for name in ("momentum", "learning_rate"))
+    server = _section(known, "server")
+    if other := _not_linear(known):
+        detail = f"the optimizer ({other}) is not linear, so nobody can add up the rounds"
+        tied = _tied_to_model(known, canaries, final, model, initial, detail)
+        return tied if tied.held is False else Check("sum", None, detail, possible=False)
+    momentum = _server_number(server or _section(known, "optimizer"), "momentum")
+    rate = _server_number(server, "learning_rate")
     if momentum is not None and not 0 <= momentum <= 1:
         return Check("sum", False, f"the config's server.momentum must lie in [0, 1], got {momentum:g}: it was changed")
     update = np.asarray(final.update_cosines, np.float64) * final.update_norm
@@ -133,7 +143,10 @@ def _summed(known: Evidence, canaries: Any, model: Floats | None, initial: Float
     if total is None or total.shape != update.shape:
         return Check("sum", False, "the rounds' cosines do not fit the final model's: one of them was changed")
     if rate is None:
-        rate = max(float(total @ update), 0.0) / max(float(total @ total), 1e-300)
+        rate = float(total @ update) / max(float(total @ total), 1e-300)
+        rate = (
+            rate if server is None else max(rate, 0.0)
+        )  # a framework's release may be a gradient, which is subtracted
     off = float(np.linalg.norm(update - rate * total)) / max(float(np.linalg.norm(update)), 1e-300)
     if off < SUM_TOLERANCE:
         detail = f"the rounds add up to the final update, to {off:.1g} of its length"
@@ -143,9 +156,24 @@ def _summed(known: Evidence, canaries: Any, model: Floats | None, initial: Float
         return Check(
             "sum",
             None,
-            f"{detail}. A linear server (no Adam, no decay) must add up; the kind of this server is unknown",
+            f"{detail}. Where the server is linear (no Adam, no decay) and its learning rate constant, they must; nobody "
+            "committed to that",
         )
     return Check("sum", False, f"{detail}: rounds were replaced, dropped or changed, or the model was")
+
+
+def _section(known: Evidence, name: str) -> dict[str, Any] | None:
+    """A table of the committed config; None if it has none."""
+    section = (known.config or {}).get(name)
+    return section if isinstance(section, dict) else None
+
+
+def _not_linear(known: Evidence) -> str | None:
+    """The committed optimizer, if it is not linear: that of the server, or the one that the framework trains with."""
+    server, optimizer = _section(known, "server"), _section(known, "optimizer")
+    if server is not None and server.get("optimizer", "sgd") != "sgd":
+        return str(server["optimizer"])
+    return str(optimizer.get("name")) if optimizer is not None and optimizer.get("linear") is False else None
 
 
 def _server_number(server: dict[str, Any] | None, name: str) -> float | None:
@@ -167,7 +195,7 @@ def _tied_to_model(
         )
         return Check("sum", None, f"{detail}; give the {missing} to check that it is that of the model")
     committed = known.statement.initial_sha256
-    if committed is not None and model_sha256(initial) != committed:
+    if committed is not None and _digest(known, initial) != committed:
         return Check("sum", False, "the initial model is not the one that was committed to before round 1")
     moved = model - initial
     length = float(np.linalg.norm(moved))
