@@ -9,12 +9,14 @@ import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from commands import command, lines_of, without_torch
+from torch.distributed import TCPStore
 
 from coalmine.audit import Audit
 from coalmine.data import data_folder
@@ -27,7 +29,13 @@ from coalmine.simulation.config import EngineSettings
 from coalmine.simulation.config_sources import merged, task_defaults
 from coalmine.simulation.distributed import rank_environment, rank_group
 from coalmine.simulation.distributed.local_ranks import LocalRanks, SharedExamples
-from coalmine.simulation.distributed.rank_environment import first_node, join_group, place_from
+from coalmine.simulation.distributed.rank_environment import (
+    can_connect,
+    first_node,
+    join_group,
+    listening_handle,
+    place_from,
+)
 from coalmine.simulation.distributed.rank_group import RankError, RankInputError
 from coalmine.simulation.dp_fedavg import Training
 from coalmine.simulation.engines import Examples, client_engine
@@ -514,3 +522,12 @@ def test_replaced_steps_need_one_worker():
 
     with pytest.raises(ValueError, match="jobs must be 1 where the steps of a round are replaced, got 2"):
         simulate(RunConfig(rounds=2, engine=EngineSettings(jobs=2)), steps=Steps())
+
+
+def test_a_store_listens_at_its_own_address_alone():
+    handle = listening_handle("127.0.0.1", 0)
+    with closing(socket.socket(fileno=os.dup(handle))) as seen:
+        assert seen.getsockname()[0] == "127.0.0.1"
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, master_listen_fd=handle)
+    assert can_connect("127.0.0.1", store.port)
+    assert not can_connect("127.0.0.2", store.port)
