@@ -6,6 +6,7 @@ import os
 import pickle
 import zipfile
 from copy import deepcopy
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -73,18 +74,21 @@ def test_another_file_is_not_mended(run, start):
 
 
 def test_metrics_are_on_disk_before_a_checkpoint(run, monkeypatch, tmp_path):
-    synced = []
-    real = os.fsync
-    monkeypatch.setattr(
-        os, "fsync", lambda handle: (synced.append(os.readlink(f"/proc/self/fd/{handle}")), real(handle))
-    )
-    if not os.path.isdir("/proc/self/fd"):
+    handles = Path("/proc/self/fd")
+    if not handles.is_dir():
         pytest.skip("needs /proc")
+    synced, real = [], os.fsync
+
+    def sync(handle):
+        synced.append((handles / str(handle)).readlink().name)
+        real(handle)
+
+    monkeypatch.setattr(os, "fsync", sync)
     with Audit(500, canaries=20, seed=SEED, delta=1e-5, directory=tmp_path / "other") as audit:
         audit.directory.append_metrics({"round": 1})
         synced.clear()
         audit.flush(sync=True)
-    assert {"rounds.log", "metrics.jsonl"} <= {os.path.basename(path) for path in synced}
+    assert {"rounds.log", "metrics.jsonl"} <= set(synced)
 
 
 def test_limits_count_unpacked_bytes(tmp_path, monkeypatch):
