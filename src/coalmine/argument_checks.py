@@ -76,6 +76,8 @@ def one_number(name: str, value: Any) -> float:
     """`value` as a finite float."""
     if isinstance(value, bool):
         raise WrongTypeError(f"{name} must be a number, got {value}")
+    if isinstance(value, float) and math.isfinite(value):
+        return float(value)  # as every round states several
     array = finite_array(name, value)
     if array.ndim:
         raise ValueError(f"{name} must be one number, got an array of shape {array.shape}")
@@ -84,12 +86,14 @@ def one_number(name: str, value: Any) -> float:
 
 def positive(name: str, value: Any) -> float:
     """`value` as a float, rejected unless it is finite and above 0."""
-    return float(positive_array(name, one_number(name, value)))
+    number = one_number(name, value)
+    return number if number > 0 else float(positive_array(name, number))
 
 
 def nonnegative(name: str, value: Any) -> float:
     """`value` as a float, rejected unless it is finite and at least 0."""
-    return float(nonnegative_array(name, one_number(name, value)))
+    number = one_number(name, value)
+    return number if number >= 0 else float(nonnegative_array(name, number))
 
 
 def whole_number(name: str, value: SupportsIndex | float, *, minimum: int) -> int:

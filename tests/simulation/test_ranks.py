@@ -16,12 +16,12 @@ import numpy as np
 import pytest
 import torch
 from commands import command, lines_of, without_torch
-from torch.distributed import TCPStore
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from coalmine.audit import Audit
 from coalmine.data import data_folder
 from coalmine.measure import torch_group
-from coalmine.measure.torch_group import LostRankError
+from coalmine.measure.torch_group import LostRankError, can_connect
 from coalmine.simulation import RunConfig
 from coalmine.simulation.client_sums import divide_clients
 from coalmine.simulation.cohorts import plan_cohorts
@@ -30,7 +30,6 @@ from coalmine.simulation.config_sources import merged, task_defaults
 from coalmine.simulation.distributed import rank_environment, rank_group
 from coalmine.simulation.distributed.local_ranks import LocalRanks, SharedExamples
 from coalmine.simulation.distributed.rank_environment import (
-    can_connect,
     first_node,
     join_group,
     listening_handle,

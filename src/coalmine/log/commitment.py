@@ -65,7 +65,7 @@ class Commitment:
         stated = asdict(statement or Precommitment(demonstration=is_guessable(seed)))
         stated = {name: value for name, value in stated.items() if value is not None or name not in UNSTATED}
         everything = {"version": COMMITMENT_VERSION, "settings": settings.to_dict(), "statement": stated}
-        return cls(salt, _salted_digest(salt, settings.to_dict(), seed), _salted_digest(salt, everything, seed))
+        return cls(salt, salted_digest(salt, settings.to_dict(), seed), salted_digest(salt, everything, seed))
 
     @classmethod
     def from_dict(cls, values: Any) -> "Commitment":
@@ -93,7 +93,7 @@ class Commitment:
         return all(same) and self.version == COMMITMENT_VERSION
 
 
-def _salted_digest(salt: str, content: dict[str, Any], seed: SupportsIndex | bytes) -> str:
+def salted_digest(salt: str, content: dict[str, Any], seed: SupportsIndex | bytes) -> str:
     """A digest of all three. Each is preceded by its length, so that no other three have the same bytes."""
     text = json.dumps(content, sort_keys=True, separators=(",", ":"))
     digest = hashlib.sha256()

@@ -6,6 +6,7 @@ import math
 import os
 import secrets
 import stat
+import tomllib
 import zipfile
 from collections import Counter
 from collections.abc import Iterable
@@ -178,6 +179,17 @@ def check_archive(name: str, file: IO[bytes], *, most: int) -> None:
     file.seek(0)
     if size > most:
         raise ValueError(f"{name} must unpack to at most {most:,} bytes, got {size:,}")
+
+
+def read_toml(path: Path, *, most: int = 1 << 20) -> dict[str, Any]:
+    """The tables of a TOML file of at most `most` bytes; ValueError for anything else."""
+    content = read_regular(path, most=most)
+    try:
+        return tomllib.loads(content.decode())
+    except RecursionError:
+        raise ValueError(f"{path} is nested too deeply to be a config") from None
+    except ValueError as error:  # also whole numbers of thousands of digits
+        raise ValueError(f"{path} is not TOML: {error}") from None
 
 
 def lock_file(path: Path) -> FileLock | None:

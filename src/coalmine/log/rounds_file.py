@@ -90,7 +90,8 @@ class RoundLog:
         self._skipped = 0  # rounds among the entries
         self._digests: list[bytes] = []
         self._end = len(MAGIC)
-        self._prepared: tuple[Round, tuple[bytes, bytes]] | None = None  # the next round, already encoded
+        # The next round, already encoded: it, the digest that it follows, its bytes and its digest.
+        self._prepared: tuple[Round, bytes, tuple[bytes, bytes]] | None = None
         self._handle = _temporary_file() if path is None else _named_file(path, read_only)
         self._read_back()
 
@@ -149,7 +150,8 @@ class RoundLog:
 
     def prepare(self, item: Round) -> None:
         """Check and encode a round that `append` will get; any thread may do it, for one round at a time."""
-        self._prepared = (item, checked_parts("round", item))
+        previous = self._last_digest
+        self._prepared = (item, previous, framed(*checked_parts("round", item), previous))
 
     def append(self, item: Round) -> None:
         self._write("round", item)
@@ -199,6 +201,10 @@ class RoundLog:
     def __del__(self) -> None:
         self.close()
 
+    @property
+    def _last_digest(self) -> bytes:
+        return self._digests[-1] if self._digests else b""
+
     def _open_handle(self) -> int:
         if self._handle is None:
             raise ValueError(f"the log {self._path} is closed")
@@ -210,8 +216,10 @@ class RoundLog:
         with self._writer:
             handle = self._open_handle()
             prepared, self._prepared = self._prepared, None
-            parts = prepared[1] if prepared is not None and prepared[0] is item else checked_parts(kind, item)
-            data, digest = framed(*parts, self._digests[-1] if self._digests else b"")
+            if prepared is not None and prepared[0] is item and prepared[1] == self._last_digest:
+                data, digest = prepared[2]
+            else:
+                data, digest = framed(*checked_parts(kind, item), self._last_digest)
             try:
                 write_at(handle, data, self._end)
             except OSError as error:

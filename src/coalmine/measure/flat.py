@@ -70,9 +70,7 @@ class FlatMeasurer(Measurer[MeasuredVectors]):
         self.tree = tree
         kind = RotatedCanaries if settings.kind == "rotated" else SphereCanaries
         self.canaries: RotatedCanaries | SphereCanaries = kind(settings.total, settings.dim, seed=seed)
-        self._kept_rows = KeptRows(
-            lambda indices, like: self.canaries.combine(indices, like=like), settings.canaries, settings.dim
-        )
+        self._kept_rows = KeptRows(self.canaries.rows, settings.canaries, settings.dim)
         self._parts = NoiseParts.of_all(settings)
         self._layer_sizes = tuple(size for _, size in settings.layers)
         self._sums = deque[tuple[list[int], Any]](maxlen=2)  # of present canaries, or of two parts of them
@@ -139,7 +137,10 @@ class FlatMeasurer(Measurer[MeasuredVectors]):
         if copy:  # the caller's own arrays, which may be overwritten
             given = copied(model_delta), others if others is None or callable(others) else copied(others)
         arguments = (*given, facts, order, self._pop_sum(facts.indices))
-        return self._worker.submit(lambda: then(self._round(*arguments))).result
+        waits = self._worker.submit(lambda: then(self._round(*arguments))).result
+        if self._kept_rows.is_growing:
+            self._worker.submit(self._kept_rows.make_more)
+        return waits
 
     def final(self, model: Any, initial: Any = None) -> Final:
         """The record of the final model."""

@@ -27,6 +27,7 @@ from coalmine.verdict.findings.amplified import AccountedAboveClaim, OtherSample
 from coalmine.verdict.findings.finding import Doubt
 from coalmine.verdict.findings.missing import NothingClaimed, PipelineDiffers
 from coalmine.verdict.findings.noise import LessThanStated, LittleNoise, StatedTooLittle
+from coalmine.verdict.findings.records import RecordsAboveClaim
 from coalmine.verdict.findings.rows import RowAboveClaim
 from coalmine.verdict.outcome import PASS, VIOLATION
 from coalmine.verdict.verdict import Verdict
@@ -44,7 +45,9 @@ FIRST_TO_WRAP = (
     "checked",
     "more",
     "lower bound",
+    "outputs",
     "accuracy",
+    "views",
     "canaries",
 )
 INDENT = " " * 15  # below the labels
@@ -66,6 +69,7 @@ ITEMS = {  # an audited item in words of its own
     "participations": "participation",
     "others": "other clients' sum",
     "rows": "single clients",
+    "records": "outputs",
 }
 KEEP = "Keep this report with the model."
 NOISE, EACH_LAYER = "noise", "noise in every layer"  # level and distribution; and each layer by itself
@@ -123,6 +127,10 @@ def answers(result: AuditResult) -> Iterator[tuple[str, str]]:
     if verdict is not None and verdict.outcome != PASS and not isinstance(verdict.finding, NothingClaimed):
         yield "why", why(result, verdict)
     yield from _epsilons(top_row(result), claimed=_passed(result))
+    if result.trainer.views:
+        yield "views", "; ".join(f"{view.name}: {view.outcome or 'no claim'}" for view in result.trainer.views)
+    if result.records is not None:
+        yield "outputs", result.records.brief()
     if result.trainer.accuracy is not None:
         yield "accuracy", accuracy_words(result.trainer)
     yield from _coverage(result)
@@ -217,7 +225,9 @@ def next_step(result: AuditResult) -> str:
     if check := result.trainer.check:
         fault = f"Likely: {check.likely_fault}. " if check.likely_fault else ""
         return fault if verdict.outcome == VIOLATION and fault else fault + verdict.finding.advice()
-    explained = isinstance(verdict.finding, AccountedAboveClaim | SamplerAboveClaim | StatedTooLittle | RowAboveClaim)
+    explained = isinstance(
+        verdict.finding, AccountedAboveClaim | SamplerAboveClaim | StatedTooLittle | RowAboveClaim | RecordsAboveClaim
+    )
     if verdict.outcome == VIOLATION and not explained and (faults := likely_faults(result)):
         titles = "; or ".join(fault.title for fault in faults[:MOST_FAULTS])
         mend = f" {faults[0].fix}" if len(faults) == 1 else ""

@@ -68,6 +68,7 @@ SHOWN_ELSEWHERE = (
     "warnings",
     "accounted_epsilon",
     "nodes",
+    "views",
 )  # have a place of their own on the page
 OWN_THRESHOLDS = {
     "lower bound": "chosen on the same data, corrected",
@@ -113,6 +114,7 @@ def run_page(run: Run, live: "LivePage | None" = None) -> str:
         meanings=meanings,
         notes=[words.say(note) for note in result.notes],
         nodes=result.trainer.nodes,
+        views=result.trainer.views,
         pictures=run_pictures(run),
         warnings=row_warnings(result),
         recognised={
