@@ -380,7 +380,7 @@ class Audit:
         if self._log.has_pending:
             self._record_pending()
         if sync:
-            self._log.sync()
+            self._run.sync()
 
     @one_thread
     def _record_pending(self) -> None:

@@ -6,7 +6,7 @@ import shlex
 import textwrap
 from collections.abc import Iterator
 
-from coalmine.argument_checks import one_line
+from coalmine.argument_checks import one_line, printable
 from coalmine.evidence.gaussian_bound import FINAL_RUNGS
 from coalmine.evidence.unknown_round import RUNG as UNKNOWN_ROUND
 from coalmine.known_faults import likely_faults
@@ -251,7 +251,7 @@ def where(result: AuditResult) -> str:
         )
     if result.directory is None:
         return "result.details() has every attacker and every measurement of the noise"
-    page, path = result.directory / "report.html", shlex.quote(str(result.directory))
+    page, path = result.directory / "report.html", printable(shlex.quote(str(result.directory)))
     return str(page) if page.exists() else f"`coalmine report {path}` writes the page; --details prints it"
 
 

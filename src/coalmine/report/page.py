@@ -18,6 +18,7 @@ from importlib import resources
 from pathlib import PurePath
 from typing import Any
 
+from coalmine.argument_checks import printable
 from coalmine.report import plots
 from coalmine.report.advice import next_steps
 from coalmine.report.brief import answers, item_status
@@ -187,7 +188,7 @@ def _environment() -> Environment:
 
 def _view(run: Run) -> dict[str, Any]:
     """The values that both pages show of a run."""
-    result, where = run.result, shlex.quote(str(run.path))
+    result, where = run.result, printable(shlex.quote(str(run.path)))
     top, client, rows = top_row(result), client_exposure(result), table_rows(result)
     presentations: Any = result.trainer.presentations
     if presentations is None:
