@@ -26,7 +26,7 @@ from coalmine.result.words import format_bound, format_number
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-MOST_GAUGES, MOST_PANELS = 12, 12
+MOST_GAUGES, MOST_PANELS, MOST_GROUPS = 12, 12, 4
 AMPLIFIED = (
     "filled triangle right of the claimed ε refutes it with 95 % confidence, if its attacker does not know the rounds. The "
     "claim relies on sampling to hide them, so known-round and known-others may lie beyond it."
@@ -407,18 +407,26 @@ def _noise_picture(runs: Sequence[tuple[float, AuditResult]]) -> Picture:
     )
 
 
-def presentation_bars(runs: Sequence[Run]) -> list[plots.Bar]:
-    """A bar for each number of presentations, for the strongest rung that all runs have, grouped by noise."""
+def presentation_bars(runs: Sequence[Run], *, by_run: bool = False) -> list[plots.Bar]:
+    """A bar for each number of presentations, for the strongest rung that all runs have, grouped by noise.
+
+    They are grouped by run if two runs with the same noise have different bars for the same number.
+    """
     rung = shared_rung(runs)
     bars: dict[tuple[str, int], plots.Bar] = {}
+    collide = False
     for run in sorted(runs, key=lambda run: (run.noise_multiplier is not None, run.noise_multiplier or 0.0)):
         group = "" if run.noise_multiplier is None else f"noise {format_number(run.noise_multiplier)}"
+        group = _shorten_name(run.name) if by_run else group
         rows = [row for row in all_rows(run.result) if row.rung == rung]
         grouped = [row for row in rows if row.presentations is not None]
         for row in grouped or rows:
             times = row.presentations or run.result.trainer.presentations
             if times:
-                bars.setdefault((group, times), plots.Bar(group, times, row.epsilon, row.lower_bound))
+                bar = plots.Bar(group, times, row.epsilon, row.lower_bound)
+                collide |= bars.setdefault((group, times), bar) != bar
+    if collide and not by_run:
+        return presentation_bars(runs, by_run=True)
     groups = list(dict.fromkeys(bar.group for bar in bars.values()))[:8]
     return [bar for bar in bars.values() if bar.group in groups]
 
@@ -455,12 +463,16 @@ def overlay(runs: Sequence[Run], rung: str) -> dict[str, Scores | Row]:
             if group.rung == rung and group.observed.size >= 10 and np.ptp(group.observed) > 0
         ]
         candidates = candidates or [*run.result[rung].rows]
-        if len(runs) > 2:  # one line for each run: the group with the most presentations
-            candidates = sorted(candidates, key=lambda group: group.presentations or 0)[-1:]
+        if len(runs) > 2 or len(candidates) > MOST_GROUPS:  # one line for each run: its largest group
+            candidates = [max(candidates, key=lambda group: (_size(group), group.presentations or 0))]
         for group in candidates:
             times = f" {group.presentations}×" if (group.presentations or 1) > 1 else ""
             groups[f"{place} {_shorten_name(run.name)}{times}"] = group
     return dict(list(groups.items())[:24])
+
+
+def _size(group: Scores | Row) -> int:
+    return group.canaries if isinstance(group, Row) else group.observed.size
 
 
 def _overlay_picture(groups: dict[str, Scores | Row], rung: str) -> Picture:
