@@ -140,4 +140,4 @@ def test_what_cannot_be_probed_is_one_line():
     with pytest.raises(ValueError, match="without 'w'"):
         state_dicts(lambda clients: {}, {"w": torch.zeros(30)})(RNG(0).normal(size=(2, 30)))
     with pytest.raises(TypeError, match="make_step must return a function"):
-        step_release(lambda model: None, [(30,)])
+        step_release(lambda model: None, [(30,)])  # type: ignore[return-value]

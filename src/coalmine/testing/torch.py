@@ -101,7 +101,7 @@ def state_dicts(
     sizes = [value.numel() for value in tested.values()]
 
     def sent(row: Floats) -> StateDict:
-        parts = torch.as_tensor(row).split(sizes)
+        parts = torch.split(torch.as_tensor(row), sizes)
         changed = {
             name: (part.reshape(value.shape) + (0 if deltas else value)).to(value.dtype)
             for (name, value), part in zip(tested.items(), parts, strict=True)
