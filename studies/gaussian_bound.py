@@ -10,16 +10,18 @@ its runs is not run again.
 """
 
 import math
+import re
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from scipy.optimize import brentq
 from scipy.special import chdtri
+from scipy.stats import logistic, norm, t
 
 from coalmine import Audit, Poisson, TreeNoise, amplified_epsilon, mechanism_epsilon, mechanism_noise
 from coalmine.estimators.bounds import epsilon_lower_bound
@@ -38,6 +40,27 @@ RESULTS = ROOT / "studies" / "out" / "gaussian_bound.jsonl"
 DOCS = ROOT / "docs" / "evidence" / "bounds.md"
 DELTA, RUNS, BATCH = 1e-6, 400, 50
 MISSES, MISSED, OFFERED = 0.05, 0.05, 0.98  # most bounds above the truth, most intervals that miss it, fewest offers
+WIDE, HALF_WIDE = (
+    math.sqrt(0.98 + 0.02 * 4),
+    math.sqrt(3) / math.pi,
+)  # stds: of the mixture, 1 / that of the logistic law
+LAWS: dict[str, tuple[Callable[[np.random.Generator, int], np.ndarray], Callable[[np.ndarray], np.ndarray]]] = {
+    "logistic": (
+        lambda rng, size: rng.logistic(size=size) * HALF_WIDE,
+        lambda x: logistic.pdf(x, scale=HALF_WIDE),
+    ),
+    "mixture .98": (
+        lambda rng, size: rng.standard_normal(size) * np.where(rng.random(size) < 0.02, 2.0, 1.0) / WIDE,
+        lambda x: 0.98 * norm.pdf(x, scale=1 / WIDE) + 0.02 * norm.pdf(x, scale=2 / WIDE),
+    ),
+} | {
+    f"t, {dof} df": (
+        lambda rng, size, dof=dof: rng.standard_t(dof, size) * math.sqrt((dof - 2) / dof),
+        lambda x, dof=dof: t.pdf(x, dof, scale=math.sqrt((dof - 2) / dof)),
+    )
+    for dof in (5, 10, 20, 50)
+}
+SIZES = (50, 200, 500, 1_000)  # of both samples of nearly normal scores
 OPEN = GaussianGate(noise="", sampler="")
 EPSILONS, COUNTS, FREE, TIMES = (0.1, 1.0, 4.0, 8.0, 30.0), (50, 100, 1_000, 10_000), (20, 1_000, 1_000_000), (1, 4, 50)
 COLUMN = {  # the issue's column: epsilon at the true mean less 1.645/√k, for a null that is known
@@ -96,9 +119,39 @@ def two_samples(
     rng, null = np.random.default_rng(seed), Gaussian(0.0, 1.0)
     mean = float(brentq(lambda m: float(gaussian_epsilon(null, Gaussian(m, std), delta=DELTA)) - epsilon, 0, 60))
     scores, absent = mean + std * rng.standard_normal(canaries), rng.standard_normal(unobserved)
+    return _compared(scores, absent, epsilon)
+
+
+def near_normal(law: str, size: int, shift: float, seed: int) -> tuple[GaussianBound, float, float]:
+    """Two samples of a law that is not normal, shifted by so many standard deviations."""
+    rng, draw = np.random.default_rng(seed), LAWS[law][0]
+    return _compared(draw(rng, size) + shift, draw(rng, size), shifted_epsilon(law, shift))
+
+
+def randomized_response(
+    observed: int, unobserved: int, epsilon: float, seed: int
+) -> tuple[GaussianBound, float, float]:
+    """The law with the most right guesses at this ε: a coin of these odds, and a score that orders its sides at random."""
+    rng, right = np.random.default_rng(seed), 1 / (1 + math.exp(-epsilon))
+    sides = [rng.random(observed) < right, rng.random(unobserved) >= right]
+    present, absent = (side + 0.9 * rng.random(side.size) for side in sides)
+    return GaussianBound(withheld=""), epsilon, epsilon_lower_bound(present, null=absent, delta=DELTA, method="ranks")
+
+
+def _compared(scores: np.ndarray, absent: np.ndarray, epsilon: float) -> tuple[GaussianBound, float, float]:
     estimate = epsilon_estimate(scores, null=absent, delta=DELTA)
-    bound = scores_bound(estimate, absent, canaries, math.inf, delta=DELTA, confidence=0.95)
-    return bound, epsilon, epsilon_lower_bound(scores, null=absent, delta=DELTA)
+    bound = scores_bound(estimate, scores, absent, math.inf, delta=DELTA, confidence=0.95)
+    return bound, epsilon, epsilon_lower_bound(scores, null=absent, delta=DELTA, method="ranks")
+
+
+@cache
+def shifted_epsilon(law: str, shift: float) -> float:
+    """The ε of a law with standard deviation 1 against itself shifted, by quadrature."""
+    x = np.concatenate([-np.geomspace(1e3, 1e-4, 60_000), np.geomspace(1e-4, 1e3, 60_000)])
+    absent, present = (LAWS[law][1](x - move) for move in (0.0, shift))
+    return float(
+        brentq(lambda e: np.trapezoid(np.maximum(present - math.exp(e) * absent, 0), x) - DELTA, 0, 60, xtol=1e-6)
+    )
 
 
 def unknown_scores(
@@ -212,14 +265,7 @@ def rows() -> Iterator[Row]:
                     name=f"final scores, k = {count}, spread {std:g}, ε = {epsilon:g}",
                     run=partial(final_scores, count, epsilon, std),
                 )
-    for count, size in ((50, 50), (300, 1_000), (1_000, 1_000), (1_000, 10_000)):
-        for std in (0.97, 1.0, 1.05):
-            for epsilon in (4.0, 8.0):
-                yield Row(
-                    name=f"two samples, k = {count}, m = {size}, spread {std:g}, ε = {epsilon:g}",
-                    run=partial(two_samples, count, size, epsilon, std),
-                    honest=False,  # a test of normality at 1 % for each sample
-                )
+    yield from _two_sample_rows()
     for count, noise, rate, rounds in ((100, 1.0, 0.1, 100), (1_000, 1.0, 0.02, 200), (1_000, 0.7, 0.05, 40)):
         yield Row(
             name=f"picks, k = {count}, z = {noise:g}, q = {rate:g}, T = {rounds}",
@@ -264,6 +310,33 @@ def rows() -> Iterator[Row]:
     yield Row(name="run, blocks", run=lambda seed: blocked_run(4.0, seed))
 
 
+def _two_sample_rows() -> Iterator[Row]:
+    """Scores against unobserved ones: normal, nearly normal, and coins."""
+    for count, size in ((50, 50), (300, 1_000), (1_000, 1_000), (1_000, 10_000)):
+        for std in (0.97, 1.0, 1.05):
+            for epsilon in (4.0, 8.0):
+                yield Row(
+                    name=f"two samples, k = {count}, m = {size}, spread {std:g}, ε = {epsilon:g}",
+                    run=partial(two_samples, count, size, epsilon, std),
+                    honest=False,  # a test of normality at 1 % for each sample
+                )
+    for law in LAWS:
+        for size in SIZES:
+            for shift in (1.0, 2.0):
+                yield Row(
+                    name=f"near normal, {law}, k = m = {size}, shift {shift:g}",
+                    run=partial(near_normal, law, size, shift),
+                    honest=False,
+                )
+    for count, size in ((50, 50), (50, 1_000), (1_000, 1_000), (1_000, 10_000), (1_000, 50)):
+        for epsilon in (1.0, 3.0):
+            yield Row(
+                name=f"coins, k = {count}, m = {size}, ε = {epsilon:g}",
+                run=partial(randomized_response, count, size, epsilon),
+                honest=False,
+            )
+
+
 def tree_run(pipeline: Pipeline, seed: int) -> tuple[GaussianBound, float, float]:
     """A run with correlated noise: the row names the sensitivity of its client."""
     row = pipeline.result(seed)["known-others"].headline
@@ -292,6 +365,7 @@ def work(name: str, first: int, count: int) -> list[Record]:
                 "covers": bool(bound.withheld or low <= true <= high),
                 "true": true,
                 "any": any_law,
+                "any_above": bool(any_law > true),
                 "why": bound.withheld,
             }
         )
@@ -307,6 +381,7 @@ def work(name: str, first: int, count: int) -> list[Record]:
             "bounds": sum(each["bound"] for each in offered),
             "true": next((each["true"] for each in offered), math.nan),
             "any": sum(each["any"] for each in found) / count,
+            "any_above": sum(each["any_above"] for each in found),
             "why": sorted({each["why"] for each in found} - {""}),
         }
     ]
@@ -317,11 +392,16 @@ def summaries() -> dict[str, Record]:
     names = [row.name for row in rows()]
     found: dict[str, Record] = {}
     for each in read_records(RESULTS, names, lambda record: (record["row"], record["first"])):
-        total = found.setdefault(each["row"], {"runs": 0, "offered": 0, "above": 0, "missed": 0, "bounds": 0.0})
-        for field in ("runs", "offered", "above", "missed", "bounds"):
+        total = found.setdefault(
+            each["row"], {"runs": 0, "offered": 0, "above": 0, "missed": 0, "bounds": 0.0, "any_above": 0}
+        )
+        for field in ("runs", "offered", "above", "missed", "bounds", "any_above"):
             total[field] += each[field]
-        total |= {"true": each["true"], "any": each["any"]}
+        total["any"] = total.get("any", 0.0) + each["any"] * each["runs"]
+        total["true"] = each["true"]
         total["why"] = sorted({*total.get("why", []), *each["why"]})
+    for total in found.values():
+        total["any"] /= total["runs"]
     return found
 
 
@@ -347,6 +427,10 @@ def failures(names: list[str], seeds: int) -> list[str]:
             continue
         if total["above"] > most_errors(total["runs"], MISSES):
             bad.append(f"{name}: the bound exceeds the truth in {total['above']} of {total['runs']} runs")
+        if total["any_above"] > most_errors(total["runs"], MISSES):
+            bad.append(
+                f"{name}: the bound for any law exceeds the truth in {total['any_above']} of {total['runs']} runs"
+            )
         if honest[name] and "known-round" not in name and total["missed"] > most_errors(total["runs"], MISSED):
             bad.append(f"{name}: the interval misses the truth in {total['missed']} of {total['runs']} runs")
         if honest[name] and total["runs"] - total["offered"] > most_errors(total["runs"], 1 - OFFERED):
@@ -407,7 +491,7 @@ def tables() -> dict[str, str]:
         ["row", "true ε", "runs", "offered", "mean bound", "bound above ε", "interval misses ε", "withheld because"]
     ]
     for name, total in found.items():
-        if not name.startswith("scores"):
+        if not name.startswith(("scores", "near normal", "coins")):
             given = total["offered"] > 0
             rest.append(
                 [
@@ -421,7 +505,33 @@ def tables() -> dict[str, str]:
                     "; ".join(sorted({reason.partition(" (")[0] for reason in total["why"]})) or "–",
                 ]
             )
-    return {name: markdown_table(lines) for name, lines in (("means", means), ("scores", worst), ("runs", rest))}
+    named = (("means", means), ("scores", worst), ("near", _near(found)), ("coins", _coins(found)), ("runs", rest))
+    return {name: markdown_table(lines) for name, lines in named}
+
+
+def _near(found: dict[str, Record]) -> list[list[str]]:
+    """A line for each law that is nearly normal: offers, and bounds above ε, in the worse of both shifts."""
+    lines = [["law", *(f"{size:,} scores of each kind" for size in SIZES)]]
+    for law in LAWS:
+        cells = []
+        for size in SIZES:
+            group = [t for n, t in found.items() if n.startswith(f"near normal, {law}, k = m = {size},")]
+            if group:
+                above, offered = (max(t[kind] / t["runs"] for t in group) for kind in ("above", "offered"))
+                cells.append(f"{above:.1%}, offered {offered:.0%}")
+        if cells:
+            lines.append([law, *cells])
+    return lines
+
+
+def _coins(found: dict[str, Record]) -> list[list[str]]:
+    """A line for each pair of sizes under randomized response."""
+    lines = [["observed", "unobserved", "true ε", "mean bound", "above ε"]]
+    for name, total in found.items():
+        if match := re.fullmatch(r"coins, k = (\d+), m = (\d+), ε = (\d+)", name):
+            mean, above = f"{total['any']:.2f}", f"{total['any_above'] / total['runs']:.1%}"
+            lines.append([*(f"{int(number):,}" for number in match.groups()), mean, above])
+    return lines
 
 
 def _pooled_and_worst(group: list[Record], field: str) -> tuple[str, str]:

@@ -16,9 +16,10 @@ from pathlib import Path
 
 import numpy as np
 from scipy.optimize import brentq
+from scipy.special import expit
 from scipy.stats import norm, t
 
-from coalmine import compare_estimators
+from coalmine import compare_estimators, epsilon_lower_bound
 from coalmine.argument_checks import Floats
 from coalmine.estimators.gaussian_fit import epsilon_estimate
 from coalmine.evidence.gaussian_bound import scores_bound
@@ -29,7 +30,9 @@ RESULTS = ROOT / "studies" / "out" / "leaderboard.jsonl"
 DOCS = ROOT / "docs" / "evidence" / "leaderboard.md"
 SEEDS, DELTA = 100, 1e-5
 SHIFT, DEGREES, RATE, STRETCH = 1.0, 4, 0.5, 1.05
-OURS = "coalmine's lower bound if scores are normal"
+OURS = "coalmine's lower bound if scores are nearly normal"
+BY_RANKS = "coalmine's lower bound by ranks"
+ODDS = 2.0  # log odds of the coins
 
 Draw = Callable[[np.random.Generator, int], Floats]
 Density = Callable[[Floats], Floats]
@@ -73,6 +76,15 @@ def _student(rng: np.random.Generator, size: int, shift: float = 0.0) -> Floats:
     return rng.standard_t(DEGREES, size) + shift
 
 
+def _coins(rng: np.random.Generator, size: int, odds: float) -> Floats:
+    return (rng.random(size) < expit(odds)) + 0.9 * rng.random(size)
+
+
+def _coin_density(x: Floats, odds: float) -> Floats:
+    low, high = (x >= 0) & (x < 0.9), (x >= 1) & (x < 1.9)
+    return np.asarray((expit(-odds) * low + expit(odds) * high) / 0.9)
+
+
 def _mixture(x: Floats) -> Floats:
     return np.asarray((1 - RATE) * norm.pdf(x) + RATE * norm.pdf(x, 2 * SHIFT))
 
@@ -114,6 +126,24 @@ SETS = (
         observed=1_000,
         unobserved=1_000,
     ),
+    Scored(
+        name="nearly normal, t with 50 df",
+        draw=lambda rng, size: rng.standard_t(50, size) + SHIFT,
+        draw_absent=lambda rng, size: rng.standard_t(50, size),
+        density=partial(t.pdf, df=50, loc=SHIFT),
+        density_absent=partial(t.pdf, df=50),
+        observed=1_000,
+        unobserved=1_000,
+    ),
+    Scored(
+        name="coins",
+        draw=partial(_coins, odds=ODDS),
+        draw_absent=partial(_coins, odds=-ODDS),
+        density=partial(_coin_density, odds=ODDS),
+        density_absent=partial(_coin_density, odds=-ODDS),
+        observed=1_000,
+        unobserved=1_000,
+    ),
 )
 
 
@@ -136,9 +166,10 @@ def work(name: str, seed: int) -> list[Record]:
     rng = np.random.default_rng(zlib.crc32(f"{name}, {seed}".encode()))
     observed, absent = scored.draw(rng, scored.observed), scored.draw_absent(rng, scored.unobserved)
     estimate = epsilon_estimate(observed, null=absent, delta=DELTA)
-    ours = scores_bound(estimate, absent, observed.size, math.inf, delta=DELTA, confidence=0.95)
+    ours = scores_bound(estimate, observed, absent, math.inf, delta=DELTA, confidence=0.95)
     rows = {row.name: [row.kind, row.value] for row in compare_estimators(observed, absent, delta=DELTA)}
-    rows[OURS] = ["valid bound", ours.lower_bound]
+    by_ranks = epsilon_lower_bound(observed, null=absent, delta=DELTA, method="ranks")
+    rows |= {OURS: ["valid bound", ours.lower_bound], BY_RANKS: ["valid bound", by_ranks]}
     return [
         {"row": name, "seed": seed, "values": {each: found for each, found in rows.items() if found[1] is not None}}
     ]
@@ -162,7 +193,7 @@ def failures(names: list[str], seeds: int) -> list[str]:
         found = [each["values"] for each in _records() if each["row"] == name]
         if len(found) < min(seeds, SEEDS):
             bad.append(f"{name}: {len(found)} of {SEEDS} seeds")
-        for method in ("coalmine's lower bound", OURS):
+        for method in ("coalmine's lower bound", BY_RANKS, OURS):
             above = sum(values[method][1] > _epsilon(name) for values in found if method in values)
             if above > most_errors(len(found), 0.05):
                 bad.append(f"{name}: {method} exceeds ε in {above} of {len(found)} runs")

@@ -43,7 +43,7 @@ def main(epochs: int, noise_multiplier: float, mode: str, out: Path) -> None:
     model, optimizer, *changed, loader = made
     loss = changed[0] if changed else loss  # ghost mode clips in the loss
     settings = {"canaries": 1_000, "seed_file": "canary-seed", "delta": DELTA, "directory": out}
-    optimizer = audited(optimizer, model, claim=5.6, data_loader=loader, **settings)
+    optimizer = audited(optimizer, model, claim=5.6, data_loader=loader, steps=epochs * len(loader), **settings)
     for _ in range(epochs):
         for images, labels in loader:
             optimizer.zero_grad()

@@ -1,16 +1,18 @@
 """The audit in a training loop: it makes canaries, observes rounds, and returns a ladder of adversaries."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import wraps
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Concatenate, Literal, NoReturn, ParamSpec, SupportsIndex, TypeVar
+from typing import Any, Literal, NoReturn, SupportsIndex
 
-from coalmine.argument_checks import positive, whole_number
+from coalmine.argument_checks import names_neighbours, positive, whole_number
 from coalmine.audit_arguments import AuditArguments, Seed
+from coalmine.audit_thread import one_thread
 from coalmine.canaries.philox import key_from_seed
 from coalmine.canaries.secret import secret_seed
 from coalmine.estimators.correlated import CorrelatedNoise
 from coalmine.estimators.sampling import Sampling
+from coalmine.log.commitment import Commitment
+from coalmine.log.kept_models import KeptModels
 from coalmine.log.rounds_file import RoundLog
 from coalmine.log.run_directory import RunDirectory
 from coalmine.log.shared_log import open_run
@@ -31,24 +33,6 @@ from coalmine.verdict.claim_watch import ClaimWatch, OnViolation
 from coalmine.verdict.coverage import AuditedItem
 
 __all__ = ["Audit", "OnViolation", "Seed"]
-
-Parameters = ParamSpec("Parameters")
-Returned = TypeVar("Returned")
-
-
-def _one_thread(
-    method: Callable[Concatenate["Audit", Parameters], Returned],
-) -> Callable[Concatenate["Audit", Parameters], Returned]:
-    """Guard a method that changes the audit: one thread at a time may call it, and no forked process."""
-
-    @wraps(method)
-    def guarded(self: "Audit", /, *arguments: Parameters.args, **options: Parameters.kwargs) -> Returned:
-        with self._writer:
-            returned = method(self, *arguments, **options)
-        self.watch.react(self.rank)
-        return returned
-
-    return guarded
 
 
 class Audit:
@@ -87,6 +71,7 @@ class Audit:
     4.7
     """
 
+    @names_neighbours
     def __init__(
         self,
         dim: int,
@@ -216,10 +201,11 @@ class Audit:
         self.settings = settings
         self._ranks = ranks or Ranks(None)
         run = open_run(arguments.directory, seed, settings, arguments.statement, self._ranks)
-        self.directory, self._log = run.directory, run.log
+        self._run, self.directory, self._log = run, run.directory, run.log
         self.statement, self.commitment = run.statement, run.commitment
         self._has_layout = layout is not None
         self.measurer = measurer_of(settings, seed, layout, self._ranks)
+        self._models = KeptModels(run, self.measurer, settings, self._ranks)
         self.schedule = CanarySchedule(settings, seed)
         self.scores = arguments.scores
         self.watch = ClaimWatch(settings, None if run.statement.claim is None else Claim.from_dict(run.statement.claim))
@@ -320,7 +306,8 @@ class Audit:
         """One canary client's update, of norm scale·clip_norm."""
         return self.updates([index], clip_norm, scale=scale, like=like)
 
-    @_one_thread
+    @names_neighbours
+    @one_thread
     def observe_round(
         self,
         round_number: int,
@@ -393,9 +380,9 @@ class Audit:
         if self._log.has_pending:
             self._record_pending()
         if sync:
-            self._log.sync()
+            self._run.sync()
 
-    @_one_thread
+    @one_thread
     def _record_pending(self) -> None:
         self._log.append_pending()
         self._check_for_alarm()
@@ -404,16 +391,35 @@ class Audit:
         if self._log.is_here:
             self.watch.check(self._log.held)
 
-    @_one_thread
+    @one_thread
+    def commit_to(
+        self,
+        *,
+        initial: Any = None,
+        rounds: int | None = None,
+        facts: Mapping[str, Any] | None = None,
+        save_model: bool = True,
+    ) -> Commitment:
+        """Commit also to the initial model, the number of rounds, facts of the result, and config.toml as it is now.
+
+        Call it before round 1: the commitment that it returns takes the place of the first one. In a run that has rounds
+        already it changes nothing. A directory gets the initial model as initial.npy, and the final one as model.npy, for
+        `coalmine verify`. Without `save_model`, as for a model that is too large, the log has the digests alone.
+        """
+        self._models.commit_to(initial=initial, rounds=rounds, facts=facts, save_model=save_model)
+        self.statement, self.commitment = self._run.statement, self._run.commitment
+        return self.commitment
+
+    @one_thread
     def observe_final(self, model: Any, *, initial: Any = None) -> None:
         """Record the final model (Algorithm 2) and, for `final-update`, the initial one."""
         self.flush()
         self._check_open()
         if self._log.state.finished:
             raise ValueError("the final model was observed already; call rewind_to to observe another")
-        self._log.finish(self.measurer.final(model, initial))
+        self._log.finish(self._models.final(model, initial))
 
-    @_one_thread
+    @one_thread
     def rewind_to(self, round_number: int) -> None:
         """Remove every round after `round_number`, and the final model: for a trainer that resumes from a checkpoint."""
         number = whole_number("round_number", round_number, minimum=0)
@@ -437,6 +443,7 @@ class Audit:
             self.flush()
         return self.watch.alarm(log, claim)
 
+    @names_neighbours
     def result(
         self,
         *,

@@ -122,6 +122,11 @@ def test_an_honest_run_is_verified(verified):
 
 def test_without_the_noted_digests_nothing_is_verified(verified):
     assert verified(noted=False) == (set(), {"commitment date", "log date"})
+
+
+def test_the_models_of_the_directory_are_taken_unless_others_are_given(verified, run):
+    assert verified(model=None) == (set(), set())
+    (run / "model.npy").unlink()
     assert verified(model=None) == (set(), {"cosines", "sum"})
 
 

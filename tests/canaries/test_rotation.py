@@ -5,6 +5,8 @@ import pytest
 import torch
 
 from coalmine.canaries import RotatedCanaries, rotation_numpy, rotation_torch
+from coalmine.canaries.kept_rows import KeptRows
+from coalmine.canaries.rotation_rows import LARGEST, RowRotation
 
 DIMS = [2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 33, 64, 65, 97, 255, 256, 257, 1000, 1009]
 
@@ -138,3 +140,41 @@ def test_the_canaries_of_a_seed_never_change():
             rounded = np.round(RotatedCanaries(17, dim, seed=20240).canary(index) * 12_345_678.9).astype("<i8")
             digest.update(rounded.tobytes())
     assert digest.hexdigest() == "3f03ff95c49e0b3e9b8607c2dfed17a1efcd4988d18995b5eefeaa71bc793079"
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("dim", [2, 3, 7, 16, 17, 97, 1000, 4097, 25_450, 32_768, LARGEST])
+def test_rows_of_a_small_model_are_transformed_bit_for_bit_like_single_vectors(dim, dtype):
+    """With counts on both sides of the limit up to which the last stage is shortened."""
+    rotation = RotatedCanaries(1, dim, seed=b"any bytes")._rotation
+    rows, tables = np.random.default_rng(dim).standard_normal((3, dim)).astype(dtype), RowRotation(rotation, dtype)
+    given = rows.copy()
+    for count in {1, max(1, dim - rotation.size), min(dim, dim - rotation.size + 1), dim}:
+        expected = [rotation_numpy.products(rotation, row, count) for row in rows]
+        np.testing.assert_array_equal(tables.products(rows, count), expected)
+        members = [[0, count - 1] if count > 1 else [0], [count // 2], []]
+        sums = [rotation_numpy.combine(rotation, each, dtype) for each in members]
+        np.testing.assert_array_equal(tables.sums(members), sums)
+    np.testing.assert_array_equal(rows, given)
+
+
+def test_a_large_model_has_no_row_tables():
+    with pytest.raises(ValueError, match="at most 65,535"):
+        RowRotation(RotatedCanaries(1, LARGEST + 1, seed=1)._rotation, np.float32)
+
+
+@pytest.mark.parametrize("dim", [300, 70_000])
+def test_kept_rows_are_the_canaries_whoever_makes_them(dim):
+    canaries = RotatedCanaries(40, dim, seed=1)
+    kept, made = KeptRows(canaries.rows, 40, dim), []
+    assert not kept.is_growing
+    made.append(kept.of([3, 3, 5]))
+    rounds = 0
+    while kept.is_growing:
+        kept.make_more()
+        rounds += 1
+    assert rounds <= 40
+    expected = np.array([canaries.canary(index, like=np.empty(0, np.float32)) for index in range(40)])
+    np.testing.assert_array_equal(made[0], expected[[3, 3, 5]])
+    np.testing.assert_array_equal(kept.of(range(40)), expected)
+    np.testing.assert_allclose(kept.sum_of([1, 39]), expected[1] + expected[39])

@@ -102,7 +102,7 @@ def test_a_run_without_a_claim_prints_what_it_measured_and_how_to_claim(finished
     lines = (finished.parent / "shown.txt").read_text().splitlines()
     assert lines[0] == "NO VERDICT: nothing was claimed for the run"
     assert [line[2:15].strip() for line in lines[1:]] == [
-        "measured", "certified", "accuracy", "checked", "not checked", "next", "more",
+        "measured", "lower bound", "accuracy", "checked", "not checked", "next", "more",
     ]  # fmt: skip
     assert "an attacker who knows everything but this client" in lines[1]
     assert "State the ε before training" in lines[-2]

@@ -84,7 +84,8 @@ def test_another_seed_is_named_as_the_likely_cause(verified, tmp_path):
     assert found["result"][0] == "holds"
 
 
-def test_without_a_model_the_cosines_are_not_checked(verified, seed_file, noted):
+def test_without_a_model_the_cosines_are_not_checked(verified, seed_file, noted, run):
+    (run / "model.npy").unlink()
     code, found = verified(seed_file, *noted)
     assert code == 3
     assert found["cosines"] == (

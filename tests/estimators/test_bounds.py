@@ -14,6 +14,7 @@ from coalmine.estimators.null import CosineNull
 
 QUANTILES = norm.ppf((np.arange(1000) + 0.5) / 1000)
 VALID = ("simultaneous", "bonferroni", "dkw", "split")
+ONE_SAMPLE = [method for method in METHODS if method != "ranks"]
 
 
 @pytest.mark.parametrize(("shift", "two_sample", "closed"), [(1, 1.626726, 2.924243), (2, 3.771945, 7.908868)])
@@ -81,7 +82,7 @@ def test_a_two_sample_bound_depends_on_ranks_only(method):
     assert plain == bent > 0
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", ONE_SAMPLE)
 def test_units_do_not_matter(method):
     observed = QUANTILES + 2
     plain = epsilon_lower_bound(observed, null=Gaussian(0, 1), delta=1e-6, method=method)
@@ -121,7 +122,7 @@ def test_the_papers_bound_does_not_hold():
 def test_simultaneous_is_the_largest_valid_bound():
     observed = QUANTILES + 1
     bounds = {
-        method: epsilon_lower_bound(observed, null=Gaussian(0, 1), delta=1e-6, method=method) for method in METHODS
+        method: epsilon_lower_bound(observed, null=Gaussian(0, 1), delta=1e-6, method=method) for method in ONE_SAMPLE
     }
     truth = gaussian_epsilon(Gaussian(0, 1), Gaussian(1, 1), delta=1e-6)
     assert all(0 < bounds[method] <= bounds["simultaneous"] for method in VALID)

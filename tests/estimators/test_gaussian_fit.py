@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy.stats import f, norm
 
-from coalmine.estimators.gaussian_fit import epsilon_estimate
+from coalmine.estimators.gaussian_fit import epsilon_estimate, fitted_epsilon
 from coalmine.estimators.gaussians import Gaussian, gaussian_epsilon
 from coalmine.estimators.intervals import epsilon_interval
 from coalmine.estimators.null import CosineNull, conditional_null
@@ -131,3 +131,12 @@ def test_scores_and_null_in_different_units_are_rejected(unit):
     scores = np.random.default_rng(3).normal(1.0, 1.0, 200) * unit
     with pytest.raises(ValueError, match=r"of the null's size, .* in the same units"):
         epsilon_estimate(scores, null=Gaussian(0.0, 1.0), delta=1e-6)
+
+
+def test_the_papers_number_alone_is_that_of_the_whole_estimate():
+    scores = 1.1 * QUANTILES / 30 + 0.02
+    for null in (CosineNull(1_000), Gaussian(0.0, 0.03), QUANTILES / 31):
+        whole = epsilon_estimate(scores, null=null, delta=1e-5, variance="fitted")
+        assert fitted_epsilon(scores, null=null, delta=1e-5) == whole.epsilon
+    with pytest.raises(ValueError, match="of the null's size"):
+        fitted_epsilon(scores * 1e70, null=CosineNull(1_000), delta=1e-5)

@@ -17,6 +17,7 @@ from coalmine.measure.noise_law import (
     NoiseParts,
     measure_law,
     resolution_of,
+    rounding_step,
 )
 from coalmine.measure.round import Round
 
@@ -172,6 +173,19 @@ def test_half_precision_is_recognised_in_any_dtype(dtype):
     assert resolution_of(values) == found
     assert resolution_of(normal(10).astype(np.float32)) == 0.0
     assert resolution_of(np.zeros(100)) is None
+
+
+def test_steps_of_rounding_do_not_depend_on_how_numbers_are_held():
+    """Single precision is looked at as it is; the same numbers in double precision have the same steps."""
+    plain = normal(3_000).astype(np.float32)
+    coarse = torch.from_numpy(plain).bfloat16().float().numpy()
+    grid = (np.round(plain * 64) / 64).astype(np.float32)
+    for values in (plain, coarse, grid, plain[::3], np.zeros(9, np.float32)):
+        for with_grid in (True, False):
+            found = rounding_step(values, grid=with_grid)
+            assert found == rounding_step(values.astype(np.float64), grid=with_grid)
+    assert rounding_step(coarse)[0] == 2.0**-7
+    assert rounding_step(grid)[1] == pytest.approx(1 / 64)
 
 
 def test_torch_and_numpy_give_the_same_measurements():

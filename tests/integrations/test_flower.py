@@ -812,7 +812,7 @@ def restarted(directory):
     [
         ("checkpoint.npz", r"checkpoint.npz is not a checkpoint \(.*\); remove it to train from round 1"),
         ("audit/nodes.json", r"nodes.json must name different canaries in 0..11 by node, got .*; remove it"),
-        ("audit/initial.npy", r"initial.npy is not a model \(.*\); restore it from a copy"),
+        ("initial.npy", r"initial.npy is not a model \(.*\); restore it from a copy"),
     ],
 )
 def test_a_damaged_file_is_named(name, says, damage, tmp_path):
@@ -833,7 +833,7 @@ def test_invalid_node_assignments_are_rejected(text, tmp_path):
 
 def test_an_initial_model_of_another_size_is_rejected_before_training(tmp_path):
     restarted(tmp_path)
-    np.save(tmp_path / "audit" / "initial.npy", np.zeros(SMALL - 1, np.float32))
+    np.save(tmp_path / "initial.npy", np.zeros(SMALL - 1, np.float32))
     with pytest.raises(ValueError, match=r"initial.npy must be a model of 2000 numbers, got shape \(1999,\)"):
         restarted(tmp_path)
 

@@ -37,8 +37,10 @@ from hostile_clients import (  # noqa: E402
     OWN,
     RECORDS,
     WEIGHTS,
+    HostileGrid,
     as_another_node,
     canary_update,
+    changed,
     claiming,
     failing,
     hostile_grid,
@@ -51,6 +53,7 @@ from hostile_clients import (  # noqa: E402
 )
 
 from coalmine.integrations.flower import audited, canary_mod  # noqa: E402
+from coalmine.log.seed_file import write_seed  # noqa: E402
 
 COUNT = REAL + MANY
 
@@ -307,6 +310,96 @@ def test_the_first_node_with_a_canary_keeps_it():
     strategy = attacked(in_turn([honest, sending(canary(OWN, 10.0), OWN)]), rounds=2)
     assert [(number, node) for number, node, _ in dropped(strategy)] == [(2, CLIENT)]
     assert [item.present.size for item in strategy.audit.log.rounds()] == [MANY, MANY]
+
+
+@pytest.mark.parametrize("update", [0.001, 10.0])
+def test_a_liar_who_reports_an_honest_canary_is_named_and_the_canary_stays(update):
+    """Only the owner of a canary can send its vector, so the contents decide, from round 1 on."""
+    strategy = attacked(sending(noise(update), OWN), rounds=2)
+    why = f"it reports canary {OWN}, which node {CANARY} sent in this round"
+    assert dropped(strategy) == [(number, CLIENT, why) for number in (1, 2)]
+    assert [item.present.size for item in strategy.audit.log.rounds()] == [MANY, MANY]
+    result = finish_as_stated(strategy)
+    assert result.verdict.outcome == "PASS", result.verdict.reason
+    assert_named(result, CLIENT)
+
+
+def test_many_liars_do_not_hide_a_violation():
+    """Four real clients of ten report honest canaries, and the noise is for too few clients."""
+
+    class Liars(HostileGrid):
+        def send_and_receive(self, messages, *, timeout=None):
+            replies = []
+            for reply in super().send_and_receive(messages, timeout=timeout):
+                node = reply.metadata.src_node_id
+                message = next(each for each in messages if each.metadata.dst_node_id == node)
+                replies += sending(noise(0.01), node)(reply, message) if 1 <= node <= 4 else [reply]
+            return replies
+
+    audit = new_audit(canaries=MANY, dim=SMALL)
+    strategy = audited(server_side(3 * COUNT), audit=audit, mode="client", seed=SEED)
+    honest = lambda reply, message: [reply]  # noqa: E731
+    small_run(strategy, Liars(client_app([canary_mod]), nodes(REAL, MANY), CLIENT, honest), rounds=2)
+    assert [item.present.size for item in strategy.audit.log.rounds()] == [MANY, MANY]
+    assert finish_as_stated(strategy).verdict.outcome == "VIOLATION"
+
+
+def test_the_owner_of_a_canary_is_remembered_after_a_restart(tmp_path):
+    """Two nodes that know the seed send the same canary: the one that had it alone before the restart keeps it."""
+    honest = lambda reply, message: [reply]  # noqa: E731
+    attacked(honest, tmp_path, rounds=1).audit.close()
+    strategy = attacked(sending(canary(OWN, 10.0), OWN), tmp_path, rounds=2)
+    assert [(number, node) for number, node, _ in dropped(strategy)] == [(2, CLIENT)]
+    assert [item.present.size for item in strategy.audit.log.rounds()] == [MANY, MANY]
+
+
+def test_nodes_that_fail_or_do_not_answer_are_named_with_the_number_of_rounds(tmp_path):
+    honest = lambda reply, message: [reply]  # noqa: E731
+    nothing = lambda reply, message: []  # noqa: E731
+    attacked(in_turn([nothing, failing]), tmp_path, rounds=2).audit.close()
+    strategy = attacked(in_turn([nothing, honest]), tmp_path, rounds=4)
+    notes = " ".join(finish_as_stated(strategy).notes)
+    assert f"did not answer: node {CLIENT} in 2 rounds" in notes
+    assert f"replied with an error: node {CLIENT} in 1 round" in notes
+
+
+def test_a_canary_node_that_cannot_make_its_canary_is_dropped_alone(tmp_path):
+    """An error reply would make Flower's wrapper skip the round of all."""
+    write_seed(tmp_path / "right")
+    write_seed(tmp_path / "wrong")
+    configs = nodes(REAL, MANY)
+    for settings in configs[REAL:]:
+        name = "wrong" if settings["canary-id"] == OWN else "right"
+        settings["coalmine-seed-file"] = str(tmp_path / name)
+    strategy = audited(
+        server_side(COUNT),
+        initial_arrays(SMALL),
+        canaries=MANY,
+        seed_file=tmp_path / "right",
+        delta=1e-5,
+        mode="client",
+    )
+    small_run(strategy, LoopGrid(client_app([canary_mod]), configs), rounds=2)
+    assert [(number, node) for number, node, _ in dropped(strategy)] == [(1, CANARY), (2, CANARY)]
+    assert all("its node cannot send its canary: seed file" in why for *_, why in dropped(strategy))
+    assert [item.present.size for item in strategy.audit.log.rounds()] == [MANY - 1, MANY - 1]
+
+
+def test_a_reply_that_fills_memory_is_dropped():
+    text = ConfigRecord({"notes": "x" * 2**21})
+    strategy = attacked(changed(lambda content: content.update({"more": text})), rounds=1)
+    ((_, node, why),) = dropped(strategy)
+    assert (node, why[:44]) == (CLIENT, "it must hold at most 1,048,576 bytes beside ")
+
+
+def test_rounds_that_are_trained_again_after_a_restart_are_counted(tmp_path):
+    honest = lambda reply, message: [reply]  # noqa: E731
+    attacked(honest, tmp_path, rounds=3).audit.close()
+    (tmp_path / "checkpoint.npz").unlink()  # a power cut damaged it, and the one before it is used
+    strategy = attacked(honest, tmp_path, rounds=3)
+    times = next(item for item in strategy.audit.items() if item.name == "participations")
+    assert times.status == "not checked"
+    assert times.detail == "1 round was released before a restart and trained again: it is not counted"
 
 
 def test_a_restarted_server_still_names_the_nodes(tmp_path):

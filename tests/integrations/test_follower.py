@@ -13,6 +13,7 @@ from coalmine import Audit, Claim, mechanism_epsilon
 from coalmine.integrations.framework_audit import FrameworkAudit
 from coalmine.integrations.recorder import FinishedRun, Trainer
 from coalmine.integrations.setup import set_up_audit
+from coalmine.log.run_directory import RunDirectory
 from coalmine.report.document import report_text
 from coalmine.report.statement import read_statement
 
@@ -43,15 +44,17 @@ def trained(noise=1.0, *, claim=CLAIM, rounds=ROUNDS, directory=None, planned=RO
         return audit.finish()
 
 
-def test_one_line_says_what_is_audited_and_what_to_store(tmp_path, capsys):
+def test_a_line_at_each_end_says_what_to_store(tmp_path, capsys):
     trained(directory=tmp_path / "run", claim=Claim(CLAIM, unit="hospital"))
     printed = capsys.readouterr()
     assert printed.out == ""
-    (line,) = printed.err.splitlines()
+    line, last = printed.err.splitlines()
     assert line.startswith("coalmine audits 12 rounds with 100 canaries; claim: ε ≤ 4.377 at δ 1e-5 for one hospital; ")
     commitment = re.search(r"store this commitment elsewhere: (\w{64})$", line)[1]
     assert commitment in (tmp_path / "run" / "audit" / "record.json").read_text()
     assert f"written to {tmp_path / 'run'}; " in line
+    digest = re.fullmatch(r"coalmine has written the result; store this log digest elsewhere: (\w{32})", last)[1]
+    assert RunDirectory(tmp_path / "run").read_result()["log_digest"] == digest
 
 
 def test_a_unit_is_named_once_and_said_everywhere(tmp_path, capsys):

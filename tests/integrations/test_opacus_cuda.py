@@ -8,6 +8,7 @@ torch = require("torch")
 require("opacus")
 from opacus_training import WARNINGS, make  # noqa: E402
 
+from coalmine import Claim, mechanism_epsilon  # noqa: E402
 from coalmine.canaries import rotation_torch  # noqa: E402
 from coalmine.integrations.opacus import audited, gradients  # noqa: E402
 
@@ -80,8 +81,9 @@ def test_a_step_measured_during_the_next_one_has_the_same_numbers(mode, through_
 
 @pytest.mark.parametrize("mode", ["hooks", "ghost"])
 def test_honest_noise_passes_and_half_of_it_does_not(mode):
-    assert trained(mode=mode).audit.finish().verdict.outcome == "PASS"
-    assert trained(mode=mode, noise=0.5).audit.finish().verdict.outcome == "VIOLATION"
+    claim = Claim.mechanism(mechanism_epsilon(1.0, delta=1e-5, participations=STEPS), participations=STEPS)
+    assert trained(mode=mode, claim=claim).audit.finish().verdict.outcome == "PASS"
+    assert trained(mode=mode, claim=claim, noise=0.5).audit.finish().verdict.outcome == "VIOLATION"
 
 
 def test_parameters_without_a_gradient_are_named_although_nothing_waits_for_the_device():

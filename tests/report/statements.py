@@ -1,5 +1,6 @@
 """Helpers for tests of privacy statements: the required items, and the numbers that may appear."""
 
+import decimal
 import json
 import math
 import re
@@ -80,9 +81,10 @@ def numbers_of(record):
 
 
 def number_forms(value):
-    """The forms in which a number may be written: in full, or rounded to three digits."""
+    """The forms of a number: in full, rounded to three digits, or rounded down to two or three as a lower bound."""
     yield value
     if math.isfinite(value):
+        yield from (float(decimal.Context(digits, decimal.ROUND_FLOOR).create_decimal(value)) for digits in (2, 3))
         yield float(f"{value:.3g}")
         yield float(f"{value:.0f}") if abs(value) >= 1000 else value
 

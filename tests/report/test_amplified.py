@@ -92,7 +92,7 @@ def test_other_claims_have_no_parts(runs, pages):
 def test_the_verdict_is_one_sentence(runs):
     assert run_sentence(runs["honest"]) == "PASS: the run keeps ε ≤ 5.573 at δ 1e-5 for one client, added or removed"
     assert run_sentence(runs["often"]).startswith("VIOLATION: the run gives away more than the claimed ε = 5.573")
-    assert "clients are not sampled as claimed, and the scheme that is seen has ε ≥ " in plain(runs["often"].result)
+    assert "clients are not sampled as claimed: sampled as they were, ε is at least " in plain(runs["often"].result)
     assert "nobody observed whom the pipeline's own sampler picks" in plain(runs["blind"].result)
     accounting = Verdict(finding=example(AccountedAboveClaim), part="accounting")
     assert "the accountant gives ε 0.5 for this noise" in plain(changed(runs["honest"], verdict=accounting).result)
@@ -204,7 +204,7 @@ def printed(capsys, *arguments):
 def test_the_verdict_command_prints_the_reason_in_few_words(paths, capsys):
     code, out = printed(capsys, "verdict", paths["often"])
     assert code == 1
-    assert "(amplified)  VIOLATION  clients are not sampled as claimed, and the scheme that is seen has ε ≥ " in out
+    assert "(amplified)  VIOLATION  clients are not sampled as claimed: sampled as they were, ε is at least " in out
     [row] = json.loads(printed(capsys, "verdict", paths["honest"], "--json")[1])
     assert row["legs"] == {"accounting": "PASS", "noise": "PASS", "sampling": "PASS"}
     assert row["claim_sampling"] == "Poisson sampling with probability 0.1 in 60 rounds"

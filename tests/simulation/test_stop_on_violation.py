@@ -42,7 +42,7 @@ def test_half_the_noise_stops_the_run_within_a_twentieth_of_its_rounds(stopped):
     assert outcome.alarm.round <= outcome.rounds
     stored = json.loads((home / "result.json").read_text())
     assert stored["alarm"]["round"] == outcome.alarm.round
-    assert f"round {outcome.alarm.round} raised the alarm" in str(outcome)
+    assert f"alarm in round {outcome.alarm.round}" in " ".join(str(outcome).split())
 
 
 def test_the_directory_of_a_stopped_run_is_complete(stopped):

@@ -26,6 +26,18 @@ def noised_sum(seed, *, epsilon=3.0, factor=1.0, clipped=clip, norm=1.0):
     return release
 
 
+def not_repeatable(seed, *, factor=1.0, dim=2_000):
+    """A noised sum whose generator nobody can restore, so no call of it can be replayed."""
+    rng, std = np.random.default_rng([seed, 7]), factor * multiplier()
+
+    def noises():
+        while True:
+            yield rng.standard_normal(dim)
+
+    draws = noises()
+    return lambda updates: clip(updates).sum(axis=0) + std * next(draws)
+
+
 def noised_mean(seed, *, factor=1.0):
     release = noised_sum(seed, factor=factor)
     return lambda updates: release(updates) / len(updates)

@@ -56,7 +56,7 @@ def fresh(size):
 
 
 FAULTS = {
-    "scaled by the largest norm": (lambda u: (u * min(1, 1 / norms(u).max())).sum(0) + fresh(DIM), "shrunk"),
+    "scaled by the largest norm": (lambda u: (u * min(1, 1 / norms(u).max())).sum(0) + fresh(DIM), "row"),
     "clipped from 2 on": (lambda u: np.where(norms(u) > 2, u / norms(u), u).sum(0) + fresh(DIM), "mean"),
     "clipped from 9.9 on": (lambda u: np.where(norms(u) > 9.9, u / norms(u), u).sum(0) + fresh(DIM), "mean"),
     "noise by the largest norm": (

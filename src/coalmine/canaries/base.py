@@ -76,6 +76,10 @@ class Canaries(ABC):
             return self._jax_sum(numbers, template).astype(template.dtype)
         return same_kind(self._sum(numbers, template), template)
 
+    def rows(self, indices: Sequence[int]) -> Array:
+        """The canaries at these indices as the rows of a matrix in single precision."""
+        return np.array([self.combine([index], like=np.empty(0, np.float32)) for index in indices])
+
     def cosines(self, vector: Vector) -> Vector:
         """Cosines of all `count` canaries with `vector`: float64, on its backend and device.
 

@@ -8,12 +8,13 @@ import numpy as np
 from coalmine.canaries.array_types import Array, is_tensor
 
 MOST_KEPT = 1 << 26  # numbers of a matrix that is kept: 256 MB in single precision, of which only used rows take memory
+AHEAD = 1 << 19  # numbers that are made at a time before they are needed, in some milliseconds
 
 
 class KeptRows:
-    """The observed canaries of a model on the host, in single precision; each is made when it is first used, and kept."""
+    """The observed canaries of a model on the host, in single precision; each is made once, and kept."""
 
-    def __init__(self, make: Callable[[list[int], Any], Any], count: int, dim: int) -> None:
+    def __init__(self, make: Callable[[Sequence[int]], Array], count: int, dim: int) -> None:
         self._make, self._dim = make, dim
         self._rows: Array | None = np.empty((count, dim), np.float32) if count * dim <= MOST_KEPT else None
         self._is_made = np.zeros(count, np.bool_)
@@ -34,10 +35,19 @@ class KeptRows:
             total += rows[index]
         return total
 
+    @property
+    def is_growing(self) -> bool:
+        """Whether some are made, so the others will be needed."""
+        return bool(self._is_made.any()) and not self._is_made.all()
+
+    def make_more(self) -> None:
+        """Make the next few that nobody has needed yet. Another thread may do so: each row is the same whoever makes it."""
+        self._made(np.flatnonzero(~self._is_made)[: max(AHEAD // self._dim, 1)].tolist())
+
     def _made(self, indices: Sequence[int]) -> Array:
         assert self._rows is not None
-        for index in indices:
-            if not self._is_made[index]:
-                self._rows[index] = self._make([index], np.empty(0, np.float32))
-                self._is_made[index] = True
+        missing = [index for index in indices if not self._is_made[index]]
+        if missing:
+            self._rows[missing] = self._make(missing)
+            self._is_made[missing] = True
         return self._rows

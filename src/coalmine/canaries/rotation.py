@@ -11,8 +11,16 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 import numpy as np
 import numpy.typing as npt
 
-from coalmine.canaries import philox, rotation_numpy
-from coalmine.canaries.array_types import Array, euclidean_norm, is_jax, is_tensor, is_traced, working_dtype
+from coalmine.canaries import philox, rotation_numpy, rotation_rows
+from coalmine.canaries.array_types import (
+    Array,
+    checked_vector,
+    euclidean_norm,
+    is_jax,
+    is_tensor,
+    is_traced,
+    working_dtype,
+)
 from coalmine.canaries.base import Canaries, rescaled, usable
 
 if TYPE_CHECKING:
@@ -152,10 +160,37 @@ class RotatedCanaries(Canaries):
         """`cosines` of several vectors. On a CPU each core transforms its own: cores that share one transform are slower."""
         parallel = len(vectors) > 1 and rotation_numpy.threads() > 1 and self.dim < _PARALLEL_DIM
         elsewhere = any(is_jax(v) or (is_tensor(v) and v.device.type != "cpu") for v in vectors)
+        if self.dim <= rotation_rows.LARGEST and not elsewhere and (together := self._cosines_together(vectors)):
+            return together
         if not parallel or elsewhere:
             return super().cosines_of_each(vectors)
         with ThreadPoolExecutor(len(vectors), initializer=rotation_numpy.stay_in_one_thread) as pool:
             return list(pool.map(self.cosines, vectors))
+
+    def _cosines_together(self, vectors: Sequence[Any]) -> list[Any] | None:
+        """`cosines` of several small vectors by one transform; None if their precision differs, or one needs rescaling."""
+        arrays: list[Any] = [np.asarray(checked_vector(vector, self.dim)) for vector in vectors]
+        norms = [euclidean_norm(array) for array in arrays]
+        if len({array.dtype for array in arrays}) > 1 or not all(map(usable, norms)):
+            return None
+        products = self._rows_in(arrays[0].dtype).products(np.stack(arrays), self.count)
+        found = [row / np.float64(norm) for row, norm in zip(products, norms, strict=True)]
+        return [
+            sys.modules["torch"].from_numpy(row) if is_tensor(v) else row for row, v in zip(found, vectors, strict=True)
+        ]
+
+    def rows(self, indices: Sequence[int]) -> Array:
+        """The canaries at these indices as the rows of a matrix in single precision."""
+        if self.dim > rotation_rows.LARGEST:
+            return super().rows(indices)
+        return self._rows_in(np.dtype(np.float32)).sums([[index] for index in indices])
+
+    def _rows_in(self, dtype: "np.dtype[Any]") -> rotation_rows.RowRotation:
+        """The rotation of a small model, with its tables in this precision."""
+        if dtype not in self._devices:
+            self._devices[dtype] = rotation_rows.RowRotation(self._rotation, dtype)
+        tables: rotation_rows.RowRotation = self._devices[dtype]
+        return tables
 
     def measure_later(self, vector: Any, others: Any, total: Any, layers: tuple[int, ...], *, copy: bool = True) -> Any:
         """Start to measure a round on its GPU, without waiting (rotation_torch.Measurement); None on other devices.
@@ -172,7 +207,9 @@ class RotatedCanaries(Canaries):
     def _sum(self, indices: list[int], like: "Array | torch.Tensor") -> "Array | torch.Tensor":
         if is_tensor(like) and like.device.type != "cpu":
             return self._on(like.device).combine(indices, working_dtype(like))
-        dtype = np.float64 if like.dtype.itemsize > 4 else np.float32
+        dtype = np.dtype(np.float64 if like.dtype.itemsize > 4 else np.float32)
+        if self.dim <= rotation_rows.LARGEST:
+            return self._rows_in(dtype).sums([indices])[0]
         return rotation_numpy.combine(self._rotation, indices, dtype)
 
     def _cosines(self, vector: Any) -> tuple[Any, float]:
@@ -180,7 +217,11 @@ class RotatedCanaries(Canaries):
             norm = euclidean_norm(vector)
             if not usable(norm):
                 return vector[:0], norm
-            return rotation_numpy.products(self._rotation, vector, self.count) / np.float64(norm), norm
+            if self.dim <= rotation_rows.LARGEST:
+                products = self._rows_in(vector.dtype).products(vector[None], self.count)[0]
+            else:
+                products = rotation_numpy.products(self._rotation, vector, self.count)
+            return products / np.float64(norm), norm
         if vector.device.type != "cpu":
             return self._on(vector.device).cosines(vector, self.count)
         import torch

@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from coalmine.canaries.rotation import Rotation, Stage
 
 _CHUNK = 2**16  # numbers that one core works on at a time: a few such buffers fit its cache
-_INNER_STEPS = 4  # steps per product within a chunk
+INNER_STEPS = 4  # steps per product within a chunk
 _OUTER_STEPS = 5  # steps per product across chunks, where every pass goes through memory
 _COLUMNS = 4096
 _STRIPE = 2**14  # part of a chunk that a thread sums over all chunks at a time
-_PRODUCT = 2**18  # OpenBLAS starts threads for products of more multiplications than this
+PRODUCT = 2**18  # OpenBLAS starts threads for products of more multiplications than this
 _THREADED = 2**18  # below this dim a thread costs more than it saves
 
 Bits = npt.NDArray[np.uint8]
@@ -66,7 +66,7 @@ def products(rotation: "Rotation", vector: Array, count: int) -> Array:
 
     def add(scratch: Array, start: int) -> None:
         for piece in range(start, size, front):  # always in this order, so that the sum is the same bit for bit
-            signs = _signs(last.opening, piece, stripe, size**-0.5, scratch)
+            signs = drawn_signs(last.opening, piece, stripe, size**-0.5, scratch)
             total[start : start + stripe] += np.multiply(shuffled[piece : piece + stripe], signs, out=signs)
 
     with _workers(rotation.dim, vector.dtype) as each:
@@ -90,7 +90,7 @@ def combine(rotation: "Rotation", indices: list[int], dtype: npt.DTypeLike) -> A
     image[indices] = 1.0
 
     def spread(scratch: Array, start: int) -> None:
-        signs = _signs(last.opening, start, chunk, size**-0.5, scratch)
+        signs = drawn_signs(last.opening, start, chunk, size**-0.5, scratch)
         np.multiply(image[start % front :][:chunk], signs, out=vector[start : start + chunk])
 
     with _workers(rotation.dim, vector.dtype) as each:
@@ -224,12 +224,12 @@ def _flip(values: Array, bits: Bits, first: int, each: Each) -> None:
 
     def flip(scratch: Array, start: int) -> None:
         piece = values[start : start + _CHUNK]
-        piece *= _signs(bits, start + first, len(piece), 1.0, scratch)
+        piece *= drawn_signs(bits, start + first, len(piece), 1.0, scratch)
 
     each(range(0, len(values), _CHUNK), flip)
 
 
-def _signs(bits: Bits, start: int, count: int, scale: float, scratch: Array) -> Array:
+def drawn_signs(bits: Bits, start: int, count: int, scale: float, scratch: Array) -> Array:
     """Signs `start` to `start + count`, plus or minus `scale`, at the beginning of a scratch."""
     chosen = bits[start // 8 : -(-(start + count) // 8)]
     signs = scratch[: 8 * len(chosen)].reshape(-1, 8)
@@ -244,7 +244,7 @@ def _sign_table(scale: float, dtype: np.dtype[Any]) -> Array:
 
 
 @lru_cache(maxsize=16)
-def _matrix(steps: int, dtype: np.dtype[Any]) -> Array:
+def hadamard_matrix(steps: int, dtype: np.dtype[Any]) -> Array:
     """The Hadamard matrix of 2^steps rows, unscaled."""
     matrix = np.ones((1, 1))
     for _ in range(steps):
@@ -265,11 +265,11 @@ def _hadamard(values: Array, bits: Bits, scale: float, each: Each, *, signs_firs
 def _within_chunks(values: Array, bits: Bits, scale: float, each: Each, *, signs_first: bool) -> None:
     """The steps between values of one chunk, and the signs."""
     size = min(_CHUNK, len(values))
-    groups = _groups(size.bit_length() - 1, _INNER_STEPS)
+    groups = groups_of(size.bit_length() - 1, INNER_STEPS)
 
     def transform(scratch: Array, start: int) -> None:
         chunk = values[start : start + size]
-        signs = _signs(bits, start, size, scale, scratch)
+        signs = drawn_signs(bits, start, size, scale, scratch)
         one, other = scratch[-2 * size : -size], scratch[-size:]
         source = np.multiply(chunk, signs, out=one) if signs_first else chunk
         stride = 1
@@ -291,7 +291,7 @@ def _unsigned_chunks(values: Array, each: Each) -> None:
     def transform(scratch: Array, start: int) -> None:
         chunk, stride = values[start : start + size], 1
         source, one, other = chunk, scratch[:size], scratch[-size:]
-        for steps in _groups(size.bit_length() - 1, _INNER_STEPS):
+        for steps in groups_of(size.bit_length() - 1, INNER_STEPS):
             target = other if source is one else one
             _products(steps, source, target, stride)
             source, stride = target, stride << steps
@@ -303,12 +303,12 @@ def _unsigned_chunks(values: Array, each: Each) -> None:
 def _across_chunks(values: Array, each: Each) -> None:
     """The steps between values of different chunks."""
     stride = _CHUNK
-    for steps in _groups((len(values) // _CHUNK).bit_length() - 1, _OUTER_STEPS):
+    for steps in groups_of((len(values) // _CHUNK).bit_length() - 1, _OUTER_STEPS):
         sets = values.reshape(-1, 1 << steps, stride)
 
         def transform(scratch: Array, columns: Array, steps: int = steps) -> None:
             result = scratch[: columns.size].reshape(columns.shape)
-            np.matmul(_matrix(steps, values.dtype), _tiles(columns, steps), out=_tiles(result, steps))
+            np.matmul(hadamard_matrix(steps, values.dtype), tiles(columns, steps), out=tiles(result, steps))
             columns[:] = result
 
         each((rows[:, start : start + _COLUMNS] for rows in sets for start in range(0, stride, _COLUMNS)), transform)
@@ -317,23 +317,23 @@ def _across_chunks(values: Array, each: Each) -> None:
 
 def _products(steps: int, source: Array, target: Array, stride: int) -> None:
     """`steps` steps, between values `stride` apart and more, from `source` into `target`."""
-    matrix, size = _matrix(steps, source.dtype), 1 << steps
+    matrix, size = hadamard_matrix(steps, source.dtype), 1 << steps
     if stride == 1:
-        rows = min(len(source) >> steps, _PRODUCT >> (2 * steps))
+        rows = min(len(source) >> steps, PRODUCT >> (2 * steps))
         np.matmul(source.reshape(-1, rows, size), matrix, out=target.reshape(-1, rows, size))
     else:
         shape = (-1, size, stride)
-        np.matmul(matrix, _tiles(source.reshape(shape), steps), out=_tiles(target.reshape(shape), steps))
+        np.matmul(matrix, tiles(source.reshape(shape), steps), out=tiles(target.reshape(shape), steps))
 
 
-def _tiles(rows: Array, steps: int) -> Array:
+def tiles(rows: Array, steps: int) -> Array:
     """Matrices of 2^steps rows, cut into narrower ones that BLAS multiplies in the calling thread."""
     width = rows.shape[-1]
-    columns = min(width, _PRODUCT >> (2 * steps))
+    columns = min(width, PRODUCT >> (2 * steps))
     return rows.reshape(*rows.shape[:-1], width // columns, columns).swapaxes(-3, -2)
 
 
-def _groups(steps: int, most: int) -> list[int]:
+def groups_of(steps: int, most: int) -> list[int]:
     """`steps` split into the fewest nearly equal groups of at most `most`."""
     count = -(-steps // most)
     return [steps // count + (number < steps % count) for number in range(count)]

@@ -10,19 +10,20 @@ import click
 import numpy as np
 from rich.console import Console
 
-from coalmine.argument_checks import Floats, whole_number
+from coalmine.argument_checks import Floats, unit_interval, whole_number
 from coalmine.cli.exit_codes import VERDICT_CODES
 from coalmine.cli.options import COUNT, JSON, Command, argument
 from coalmine.cli.output import print_json, print_table, shown_number, shows_bars
 from coalmine.estimators.bounds import METHODS
 from coalmine.estimators.gaussians import Gaussian
-from coalmine.estimators.literature.all_estimators import compare_estimators
+from coalmine.estimators.literature.all_estimators import compare_estimators, literature_rows
 from coalmine.estimators.literature.literature_row import LiteratureRow
 from coalmine.estimators.null import CosineNull
 from coalmine.estimators.variance import Variance
 from coalmine.log.score_files import STDIN, read_scores
 from coalmine.verdict.claim import Claim
 from coalmine.verdict.findings.power import PossiblyHidden
+from coalmine.verdict.scored_records import BLACK_BOX, RecordRung, RecordsResult, ScoredRecords
 from coalmine.verdict.scores_estimate import (
     LARGEST,
     SMALLEST,
@@ -65,7 +66,9 @@ FILE = click.Path(exists=True, dir_okay=False, allow_dash=True)
     help="Judge the claim for scores from which the other clients' updates were subtracted.",
 )
 @click.option(
-    "--method", type=click.Choice(METHODS), default="simultaneous", show_default=True, help="Method of the lower bound."
+    "--method",
+    type=click.Choice(METHODS),
+    help="Method of the lower bound.  [default: ranks against unobserved scores, or else simultaneous]",
 )
 @click.option(
     "--variance",
@@ -82,6 +85,11 @@ FILE = click.Path(exists=True, dir_okay=False, allow_dash=True)
     metavar="C",
     help="Confidence level of the interval and of the lower bound.",
 )
+@click.option(
+    "--one-run",
+    is_flag=True,
+    help="The scores are of data canaries, which share one model: bounds that hold however scores depend on each other.",
+)
 @click.option("--all", "every", is_flag=True, help="Also apply every published estimator to the same scores.")
 @JSON
 def estimate(
@@ -93,9 +101,10 @@ def estimate(
     delta: float,
     claim: float | None,
     known_others: bool,
-    method: str,
+    method: str | None,
     variance: Variance,
     confidence: float,
+    one_run: bool,
     every: bool,
     as_json: bool,
 ) -> int:
@@ -109,6 +118,12 @@ def estimate(
 
     Exit codes with --claim: 0 PASS, 1 VIOLATION, 3 UNDERPOWERED.
     """
+    if one_run:
+        if dim is not None or null_std is not None or known_others:
+            raise click.UsageError(
+                "--one-run compares with unobserved scores: omit --dim, --null-std and --known-others"
+            )
+        return _one_run(scores, unobserved, delta=delta, claim=claim, every=every, as_json=as_json)
     if null_std is None and not math.isinf(null_dof):
         raise click.UsageError("--null-dof needs --null-std")
     if known_others and claim is None:
@@ -134,6 +149,26 @@ def estimate(
         print_json(result.to_dict() | ({"estimators": [vars(row) for row in rows]} if every else {}))
     else:
         _print(result)
+        if every:
+            _print_rows(rows)
+    return 0 if result.verdict is None else VERDICT_CODES[result.verdict.outcome]
+
+
+def _one_run(
+    source: str, unobserved: str | None, *, delta: float, claim: float | None, every: bool, as_json: bool
+) -> int:
+    """Print what scores of data canaries tell, and return the exit code."""
+    held = read_scores(source)
+    outside = _unobserved_null(held.unobserved, unobserved)
+    assert held.observed is not None
+    rung = RecordRung.of(BLACK_BOX, held.observed, outside, unit_interval("delta", delta))
+    scored = ScoredRecords(kind="records", score="these scores", rungs=(rung,))
+    result = RecordsResult.of(scored, Claim.of(claim))
+    rows = literature_rows(held.observed, outside, delta=delta) if every else ()
+    if as_json:
+        print_json(result.to_dict() | ({"estimators": [vars(row) for row in rows]} if every else {}))
+    else:
+        click.echo(str(result))
         if every:
             _print_rows(rows)
     return 0 if result.verdict is None else VERDICT_CODES[result.verdict.outcome]
@@ -215,15 +250,15 @@ def _print(result: ScoresEstimate) -> None:
     found, level = result.estimate, f"{result.confidence * 100:g} %"
     assert found.interval is not None
     bound = f"lower bound for any law, {level}"
-    gaussian = result.gaussian
+    gaussian, law = result.gaussian, _law(result)
     normal = math.nan if gaussian.lower_bound is None else gaussian.lower_bound
-    if result.method != "simultaneous":
+    if result.method not in ("simultaneous", "ranks"):
         bound += f", {result.method}" + " (not a bound)" * (result.method in POINTWISE)
     rows = [
         ["estimate", shown_number(found.epsilon)],
         [f"interval, {level}", f"{shown_number(found.interval.low)} … {shown_number(found.interval.high)}"],
-        [f"lower bound if scores are normal, {level}", shown_number(normal)],
-        [f"interval if scores are normal, {level}", _ends(gaussian.interval)],
+        [f"lower bound if scores are {law}, {level}", shown_number(normal)],
+        [f"interval if scores are {law}, {level}", _ends(gaussian.interval)],
         [bound, shown_number(result.lower_bound)],
         ["largest attainable lower bound", shown_number(result.ceiling)],
         ["noise floor: half of all estimates when nothing leaks", f"≤ {shown_number(found.floor.median)}"],
@@ -235,6 +270,11 @@ def _print(result: ScoresEstimate) -> None:
     print_table(["", "epsilon"], rows, title=title)
     for line in _lines(result):
         click.echo(line)
+
+
+def _law(result: ScoresEstimate) -> str:
+    """What the second bound assumes of the scores."""
+    return "nearly normal" if isinstance(result.canaries.null, np.ndarray) else "normal"
 
 
 def _ends(interval: tuple[float, float] | None) -> str:
@@ -278,7 +318,11 @@ def _lines(result: ScoresEstimate) -> list[str]:
         f"scores: mean {shown_number(mean)} and std {shown_number(found.std / found.null_std)} in units of the null's std",
         f"variance: {found.variance.used} ({found.variance.reason})",
         f"Anderson-Darling: {shown_number(normality.statistic)}, p = {normality.p_value:.2g}",
-        *([f"not offered if scores are normal: {result.gaussian.withheld}"] if result.gaussian.withheld else []),
+        *(
+            [f"not offered if scores are {_law(result)}: {result.gaussian.withheld}"]
+            if result.gaussian.withheld
+            else []
+        ),
         *(f"note: {warning}" for warning in result.warnings),
     ]
     if result.claim is not None and result.verdict is not None:

@@ -35,6 +35,7 @@ BUILT_IN = {  # the run without options: an accountant's ε of 7.93, for which 8
     "privacy": {"noise_multiplier": 0.94, "delta": 1e-5},
     "canaries": {"count": 300},
     "claim": {"epsilon": 8.0, "amplified": True},
+    "baseline": True,
 }
 FAULTS = ("halved-noise", "forgotten-clip", "reused-noise")
 

@@ -24,7 +24,7 @@ UNVERIFIED = Check("run", None, "give --seed-file to verify the run itself: a st
 @click.option(
     "--model",
     type=click.Path(path_type=Path),
-    help="Final model as one .npy row; its cosines with the canaries are recomputed.",
+    help="Final model as one .npy row; its cosines with the canaries are recomputed.  [default: the run's own model.npy]",
 )
 @click.option(
     "--initial-model",
@@ -67,7 +67,7 @@ def verify(
     somebody recorded elsewhere when the run began and ended. With --statement, the privacy statement is made again from
     the run and compared, numbers and words. A statement is only as trustworthy as its run.
 
-    Exit codes: 0 if every check holds, 1 if one does not, 3 if none fails but some could not be made.
+    Exit codes: 0 if every check that can be made holds, 1 if one does not, 3 if none fails but some need more input.
     """
     if seed_file is None and statement_file is None:
         raise click.UsageError("give --seed-file, --statement or both")
@@ -90,11 +90,14 @@ def verify(
         facts = None if facts_file is None else read_facts(facts_file)
         checks += check_statement(directory, statement_file, facts)
     words = {True: "holds", False: "DOES NOT HOLD", None: "NOT CHECKED"}
+    beyond = "CANNOT BE CHECKED"
     if as_json:
-        print_json({check.name: {"held": check.held, "detail": check.detail} for check in checks})
+        print_json(
+            {check.name: {name: value for name, value in vars(check).items() if name != "name"} for check in checks}
+        )
     else:
-        print_columns([[check.name, words[check.held], check.detail] for check in checks])
-    held = [check.held for check in checks]
+        print_columns([[check.name, words[check.held] if check.possible else beyond, check.detail] for check in checks])
+    held = [check.held for check in checks if check.possible]
     return 1 if False in held else 3 if None in held else 0
 
 

@@ -100,12 +100,7 @@ def epsilon_estimate(
     _check_dof(null_dof)
     null_mean, null_std, sample = _fitted_null(null, scores.size, null_dof)
     raw_mean, raw_std = _fit("observed", scores)
-    mean, std = (raw_mean - null_mean) / null_std, raw_std / null_std
-    if not (abs(mean) <= LARGEST and 1 / LARGEST <= std <= LARGEST):
-        raise ValueError(
-            f"observed scores must be of the null's size, got mean {raw_mean:.4g} and std {raw_std:.4g} against a null of "
-            f"mean {null_mean:.4g} and std {null_std:.4g}; give both in the same units"
-        )
+    mean, std = _in_units_of_null(raw_mean, raw_std, null_mean, null_std)
     interval = None
     if confidence is not None:
         level = unit_interval("confidence", confidence)
@@ -127,6 +122,25 @@ def epsilon_estimate(
         null_std=null_std,
         anderson_darling=anderson_darling(scores),
     )
+
+
+def fitted_epsilon(observed: npt.ArrayLike, *, null: Null, delta: float) -> float:
+    """The epsilon of `epsilon_estimate` with the alternative's own std, as the paper has it: a number and nothing else."""
+    scores = score_array("observed", observed)
+    null_mean, null_std, sample = _fitted_null(null, scores.size, math.inf)
+    mean, std = _in_units_of_null(*_fit("observed", scores), null_mean, null_std)
+    return point_epsilon(mean, std, sample=sample, delta=unit_interval("delta", delta), variance="fitted")
+
+
+def _in_units_of_null(mean: float, std: float, null_mean: float, null_std: float) -> tuple[float, float]:
+    """A fitted mean and std in units of the null."""
+    moved, ratio = (mean - null_mean) / null_std, std / null_std
+    if not (abs(moved) <= LARGEST and 1 / LARGEST <= ratio <= LARGEST):
+        raise ValueError(
+            f"observed scores must be of the null's size, got mean {mean:.4g} and std {std:.4g} against a null of "
+            f"mean {null_mean:.4g} and std {null_std:.4g}; give both in the same units"
+        )
+    return moved, ratio
 
 
 def _fitted_null(null: Null, count: int, null_dof: float) -> tuple[float, float, Sample]:

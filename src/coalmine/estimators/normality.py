@@ -1,11 +1,12 @@
-"""The Anderson-Darling test of normality (Appendix C), with p-values."""
+"""Tests of normality, with p-values: Anderson and Darling's (Appendix C), and the kurtosis."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import binom, log_ndtr
+from scipy.special import binom, log_ndtr, ndtr
 
 from coalmine.argument_checks import Floats, finite_array
 from coalmine.estimators.gaussians import Gaussian
@@ -44,6 +45,25 @@ def anderson_darling(values: npt.ArrayLike, *, normal: Gaussian | None = None) -
         return AndersonDarling(statistic, _fitted_p_value(statistic * (1 + 0.75 / x.size + 2.25 / x.size**2)))
     statistic = _statistic((x - normal.mean) / normal.std)
     return AndersonDarling(statistic, _given_p_value(statistic))
+
+
+def anscombe_glynn(kurtosis: Floats, size: Floats) -> Floats:
+    """A kurtosis about a known mean of 0, made standard normal (Anscombe and Glynn 1983, with one more observation)."""
+    n = size + 1.0
+    mean = 3 * (n - 1) / (n + 1)
+    variance = 24 * n * (n - 2) * (n - 3) / ((n + 1) ** 2 * (n + 3) * (n + 5))
+    x = (kurtosis - mean) / np.sqrt(variance)
+    skew = 6 * (n * n - 5 * n + 2) / ((n + 7) * (n + 9)) * np.sqrt(6 * (n + 3) * (n + 5) / (n * (n - 2) * (n - 3)))
+    a = 6 + 8 / skew * (2 / skew + np.sqrt(1 + 4 / skew**2))
+    inner = 1 + x * np.sqrt(2 / (a - 4))
+    root = np.sign(inner) * np.cbrt((1 - 2 / a) / np.abs(inner))
+    return np.asarray((1 - 2 / (9 * a) - root) / np.sqrt(2 / (9 * a)))
+
+
+def heavy_tails_p_value(samples: Sequence[Floats]) -> float:
+    """The probability that normal samples have a kurtosis at least as large, each about its mean and in its own units."""
+    z = np.concatenate([(sample - sample.mean()) / sample.std() for sample in samples])
+    return float(ndtr(-anscombe_glynn(np.asarray(np.mean(z**4)), np.asarray(z.size - 1.0))))
 
 
 def _statistic(z: Floats) -> float:

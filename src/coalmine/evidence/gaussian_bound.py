@@ -11,7 +11,8 @@ from typing import Any
 from coalmine.argument_checks import Floats
 from coalmine.estimators.gaussian_fit import EpsilonEstimate
 from coalmine.estimators.gaussians import Gaussian, gaussian_epsilon
-from coalmine.estimators.normality import anderson_darling
+from coalmine.estimators.normality import anderson_darling, heavy_tails_p_value
+from coalmine.estimators.student import student_lower_bound
 from coalmine.estimators.variance import Sample, equal_std_p_value
 from coalmine.evidence.gaussian_gate import NORMALITY_LEVEL, GaussianGate
 from coalmine.evidence.ladder import Scores
@@ -87,34 +88,58 @@ def fitted_bound(estimate: EpsilonEstimate, *, mixed: bool = False) -> GaussianB
 
 def scores_bound(
     estimate: EpsilonEstimate,
+    observed: Floats,
     unobserved: Floats | None,
-    count: int,
     null_dof: float,
     *,
     delta: float,
     confidence: float,
 ) -> GaussianBound:
-    """The bound from scores alone, observed ones of this number, if all scores are normal.
+    """The bound from scores alone, if all are normal, or nearly so where the null is a sample too.
 
     If an F test does not tell their spreads apart, it inverts the test of the means. At equal spreads epsilon is smallest,
     so a difference that the test misses makes the bound smaller, and the interval keeps the upper end of the joint region.
-    Otherwise it is the end of that region, unless the spreads are so different that a mixture is more likely.
+    Otherwise it is the end of that region, unless the spreads are so different that a mixture is more likely. No test of
+    this many scores sees slightly heavy tails, which lower epsilon much: so it is at most the bound for Student's t.
     """
-    p_values = [estimate.anderson_darling.p_value]
-    std, size = estimate.null_std, math.inf
-    if unobserved is not None:
-        p_values.append(anderson_darling(unobserved).p_value)
-        size = float(unobserved.size)
-        std *= math.sqrt(size / (size - 1))
-    if min(p_values) < NORMALITY_LEVEL:
-        return GaussianBound(withheld=f"{NOT_NORMAL} (Anderson-Darling p = {min(p_values):.2g})")
-    sample = Sample(count, null_dof=min(null_dof, size - 1), null_count=size)
+    doubt = _not_normal(estimate, observed, unobserved)
+    if doubt:
+        return GaussianBound(withheld=doubt)
+    size = math.inf if unobserved is None else float(unobserved.size)
+    sample = Sample(observed.size, null_dof=min(null_dof, size - 1), null_count=size)
     equal = equal_std_p_value(estimate.std / estimate.null_std, sample)
     if equal < UNLIKE_LEVEL:
         return GaussianBound(withheld=f"{UNLIKE} (F test p = {equal:.2g})")
-    if equal < EQUAL_LEVEL:
-        return fitted_bound(estimate)
-    beta, weight = (estimate.mean - estimate.null_mean) / std, 1 / (1 / count + 1 / size)
+    found = fitted_bound(estimate) if equal < EQUAL_LEVEL else _of_means(estimate, sample, delta, confidence)
+    if unobserved is None or found.lower_bound is None or found.interval is None:
+        return found
+    least, low = (
+        student_lower_bound(observed, unobserved, delta=delta, confidence=level)
+        for level in (confidence, (1 + confidence) / 2)
+    )
+    ends = (min(low, found.interval[0]), found.interval[1])
+    return GaussianBound(lower_bound=min(least, found.lower_bound), interval=ends)
+
+
+def _not_normal(estimate: EpsilonEstimate, observed: Floats, unobserved: Floats | None) -> str:
+    """Why the scores are not normal, empty if no test says so; their level is that of one test of each sample."""
+    p_values = [estimate.anderson_darling.p_value]
+    samples = [observed]
+    if unobserved is not None:
+        p_values.append(anderson_darling(unobserved).p_value)
+        samples.append(unobserved)
+    if min(p_values) < NORMALITY_LEVEL / 2:
+        return f"{NOT_NORMAL} (Anderson-Darling p = {min(p_values):.2g})"
+    heavy = heavy_tails_p_value(samples)
+    return f"{NOT_NORMAL} (kurtosis p = {heavy:.2g})" if heavy < NORMALITY_LEVEL else ""
+
+
+def _of_means(estimate: EpsilonEstimate, sample: Sample, delta: float, confidence: float) -> GaussianBound:
+    """The test of the means, inverted, for scores of equal spread."""
+    std, size = estimate.null_std, sample.null_count
+    if math.isfinite(size):
+        std *= math.sqrt(size / (size - 1))
+    beta, weight = (estimate.mean - estimate.null_mean) / std, 1 / (1 / sample.count + 1 / size)
     signal = NoiseSignal(beta, weight, sample.null_dof, sample.null_dof, beta * beta)
     ends = (signal.lower_limit(confidence), *signal.interval(confidence))
     bound, low, high = (_epsilon(end, delta) for end in ends)

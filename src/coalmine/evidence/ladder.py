@@ -207,6 +207,21 @@ def presented_times(log: RecordedRounds, settings: Settings) -> npt.NDArray[np.i
     return times
 
 
+def most_presentations(log: RecordedRounds, settings: Settings) -> int:
+    """Largest number of presentations of one canary; 1 before the first round."""
+    return max(int(presented_times(log, settings).max()), 1)
+
+
+def usual_presentations(log: RecordedRounds, settings: Settings) -> int:
+    """Most frequent number of presentations, the larger one in a tie; 1 before the first round.
+
+    The first row of known-others and the analytical epsilon of `coalmine run` are for this number.
+    """
+    counts = np.bincount(presented_times(log, settings))
+    counts[0] = 0
+    return max(int(len(counts) - 1 - np.argmax(counts[::-1])) if counts.any() else 1, 1)
+
+
 class _Presentations:
     """Weighted scores of each canary over its own rounds, and the parts of their variance."""
 

@@ -8,6 +8,7 @@ left: none is added on top.
 TOTAL = 0.01  # of the verdict
 TEST_LEVEL = 0.002  # of the mean score, on each of two rungs
 BOUND_LEVEL = 0.001  # of the lower bounds of all rungs together
+RECORDS_LEVEL = 0.0005  # of the outputs of the model, all rungs of data canaries together
 SCAN_LEVEL = 0.001  # of single rounds, all together
 GAUGE_LEVEL = 1e-4  # of each gauge
 

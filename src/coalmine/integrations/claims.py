@@ -4,12 +4,11 @@ import math
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 from scipy.special import betaincinv
 
 from coalmine.audit import Audit
 from coalmine.estimators.sampling import Poisson
-from coalmine.evidence.ladder import presented_times
+from coalmine.evidence.ladder import most_presentations, presented_times
 from coalmine.integrations.setup import check_delta
 from coalmine.verdict.claim import TERMS, Claim
 
@@ -46,7 +45,7 @@ def claim_for_weight(audit: Audit, claim: Claim, weight: float) -> Claim:
     """The claim for a client that weighs `weight` times as much as a canary and is exposed more by that factor."""
     if weight <= 1 or claim.amplified or claim.sensitivity is not None:
         return claim
-    times = claim.participations or most_presentations(audit)
+    times = claim.participations or most_presentations(audit.log, audit.settings)
     return replace(claim, sensitivity=weight * claim.moved * math.sqrt(times))
 
 
@@ -73,18 +72,3 @@ def seen_accounting(audit: Audit, **terms: Any) -> Claim:
     seen = max(int(times.sum()), 1)
     rate = float(betaincinv(seen, times.size * rounds - seen + 1, RATE_LEVEL))
     return Claim(1.0, sampling=Poisson(rate, rounds=rounds), **terms)
-
-
-def most_presentations(audit: Audit) -> int:
-    """Largest number of presentations of one canary; 1 before the first round."""
-    return max(int(presented_times(audit.log, audit.settings).max()), 1)
-
-
-def usual_presentations(audit: Audit) -> int:
-    """Most frequent number of presentations, the larger one in a tie; 1 before the first round.
-
-    The first row of known-others and the analytical epsilon of `coalmine run` are for this number.
-    """
-    counts = np.bincount(presented_times(audit.log, audit.settings))
-    counts[0] = 0
-    return max(int(len(counts) - 1 - np.argmax(counts[::-1])) if counts.any() else 1, 1)

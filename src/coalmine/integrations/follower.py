@@ -39,9 +39,10 @@ class Follower:
     ) -> None:
         self._core, self._words, self._planned = core, words, planned
         self._trackers = trackers(log_to, None if core.directory is None else core.directory.path)
+        self._prints = progress is not False
         self._show: ShowBar | None = None
         self._verdict, self._next_look = "", 0.0
-        if progress is not False:
+        if self._prints:
             print(start_line(core, words, planned), file=sys.stderr)
         if progress is True or (progress is None and _has_reader()):
             self._show = _bar(words.step, core.last_round, planned)
@@ -58,8 +59,13 @@ class Follower:
             each.send((f"coalmine/{name}", float(value), number) for name, value in numbers.items())
 
     def finished(self, result: AuditResult) -> None:
-        """End the bar, and log the measured and the claimed ε of every attacker."""
+        """End the bar, print the digest of the log, and log the measured and the claimed ε of every attacker."""
         self.close()
+        if self._prints and result.log_digest is not None:
+            print(
+                f"coalmine has written the result; store this log digest elsewhere: {result.log_digest}",
+                file=sys.stderr,
+            )
         scalars = {"claimed epsilon": result.claim.epsilon} if result.claim is not None else {}
         for name, adversary in result.adversaries.items():
             estimate = adversary.headline and adversary.headline.estimate

@@ -6,9 +6,12 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any, ClassVar, Self
 
+from coalmine.argument_checks import short_repr
 from coalmine.audit import Audit
+from coalmine.data_canaries import DataCanaries
 from coalmine.integrations.follower import Dashboards, Follower, Progress
 from coalmine.integrations.recorder import FinishedRun, RunRecorder, Trainer
+from coalmine.integrations.records import WatchedRecords
 from coalmine.integrations.setup import checked_unit
 from coalmine.log.rounds_file import RoundLog
 from coalmine.log.run_directory import RunDirectory
@@ -41,6 +44,7 @@ class FrameworkAudit(ABC):
         """`privacy`, `canaries` and `config` go into config.toml; the audit's delta and number of canaries are added."""
         self.core = core
         self._replayed: list[ReplayedStep] = []
+        self._records: WatchedRecords | None = None
         core.finishes_in = self.trainer.name
         settings = core.settings
         self.recorder = RunRecorder(
@@ -61,6 +65,8 @@ class FrameworkAudit(ABC):
             unit = "row" if self.trainer.unit == "example" else "reply"
             rows = AuditedItem.of_rows(ReplayedRows(steps=tuple(self._replayed), unit=unit))
             run = replace(run, items=[*(item for item in run.items if item.name != "rows"), rows])
+        if self._records is not None:
+            run = replace(run, items=[*run.items, self._records.item()])
         return self.recorder.finish(claim, run, task=task)
 
     def replay(self, step: Callable[..., Any], batch: Any, **options: Any) -> Replay:
@@ -76,10 +82,22 @@ class FrameworkAudit(ABC):
         self._replayed.append(witness(self.last_round + 1, outcome))
         return outcome
 
+    def watch_records(self, canaries: DataCanaries | None, model: Callable[[], Any]) -> None:
+        """Score data canaries before training, at their checkpoints and at the end; `model` returns the current model."""
+        if canaries is not None:
+            self._records = WatchedRecords(canaries, self.core, model)
+            self.recorder.after_round = self._records.after_round
+
     def read_claim_as(self, accounted: Claim | None) -> None:
         """Let `on_violation` read a claim that is a bare number as this accounting."""
         if accounted is not None and self.core.claim is not None and self.core.claim.bare:
             self.core.watch.read_claim_as(self.core.claim.read_as(accounted))
+
+    def commit(self, *, initial: Any = None, planned: int | None = None, save_model: Any = True) -> None:
+        """Commit to the config, the model before training and the planned rounds, on every rank: `Audit.commit_to`."""
+        if not isinstance(save_model, bool):
+            raise TypeError(f"save_model must be True or False, got {short_repr(save_model)}")
+        self.core.commit_to(initial=initial, rounds=planned, save_model=save_model)
 
     def follow(
         self,

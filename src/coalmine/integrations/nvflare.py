@@ -173,6 +173,7 @@ class AggregateAudit(FrameworkAudit):
         self._clip_norm, self._noise, self._scale, self._task = clip_norm, noise, scale, task
         privacy = {"clip_norm": clip_norm, "noise_multiplier": noise or 0.0}
         super().__init__(core, privacy=privacy, canaries={"scale": scale})
+        self.commit(planned=core.settings.rounds)
 
     def observe(self, aggregate: Mapping[str, Any], present: Sequence[int], replies: int) -> None:
         """Record an aggregate, the average of `replies` replies."""

@@ -104,6 +104,7 @@ class MechanismAudit(FrameworkAudit):
         self.clip_norm, self._noise, self.scale = clip_norm, noise, scale
         privacy = {"clip_norm": clip_norm, "noise_multiplier": noise or 0.0}
         super().__init__(core, privacy=privacy, canaries={"scale": scale})
+        self.commit(planned=core.settings.rounds)
 
     def observe(self, released: Any, present: list[int], others: Any, users: int) -> None:
         """Record the released sum of a round; `others` is the real users' clipped sum."""

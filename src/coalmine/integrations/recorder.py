@@ -2,18 +2,17 @@
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from coalmine.audit import Audit
 from coalmine.estimators.mechanism import mechanism_epsilon
+from coalmine.evidence.ladder import most_presentations, usual_presentations
 from coalmine.integrations.claims import (
     claim_for_weight,
-    most_presentations,
     observed_claim,
     stated_claim,
-    usual_presentations,
 )
 from coalmine.integrations.follower import Follower
 from coalmine.integrations.setup import check_unit
@@ -51,7 +50,8 @@ class FinishedRun:
 
     `pipeline` holds further facts of a `PipelineRecord`. `items` lists the parts of the pipeline that the integration covers
     or omits. `notes` and `warnings` are printed with the result; they stand apart from the notes that follow from
-    the rounds. `entries` are further entries of the `TrainerSection`.
+    the rounds. `clients` is the largest number of real clients in a round. `entries` are further entries of the
+    `TrainerSection`.
     """
 
     noise: float | None = None
@@ -65,6 +65,7 @@ class FinishedRun:
     items: Sequence[AuditedItem] = ()
     notes: Sequence[str] = ()
     warnings: Sequence[str] = ()
+    clients: int | None = None
     entries: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -82,6 +83,7 @@ class RunRecorder:
         self._started = time.monotonic()
         self.earlier_lines: list[dict[str, Any]] = []  # of the rounds before a restart
         self.follower: Follower | None = None
+        self.after_round: Callable[[int], None] | None = None
         self.unit: str | None = None  # what is protected, if the user named it
         if audit.directory is not None:
             config = {"trainer": trainer.name, "privacy": privacy, "canaries": canaries, **more}
@@ -92,6 +94,8 @@ class RunRecorder:
     def add_round(self, round_number: int, **values: Any) -> None:
         """Write one line of metrics. Values that are None are omitted."""
         known = {name: value for name, value in values.items() if value is not None}
+        if self.after_round is not None:
+            self.after_round(round_number)
         if self.follower is not None:
             self.follower.round_done(round_number, known)
         if self._audit.directory is not None:
@@ -115,7 +119,8 @@ class RunRecorder:
         if judged is not None and self.unit is not None:
             judged = replace(judged, unit=self.unit)
         notes = [*late, *_accounted_notes(run, judged), *run.notes]
-        usual, most = usual_presentations(self._audit), most_presentations(self._audit)
+        told = self._audit.log, self._audit.settings
+        usual, most = usual_presentations(*told), most_presentations(*told)
         section = TrainerSection(
             name=self._trainer.name,
             task=task or self._trainer.name,
@@ -130,7 +135,7 @@ class RunRecorder:
             pipeline=self._pipeline(run, stated),
         )
         analytical = self._epsilon(run.noise, usual)
-        result = self._audit.result(claim=judged, analytical_epsilon=analytical, audited=run.items)
+        result = self._audit.result(claim=judged, analytical_epsilon=analytical, clients=run.clients, audited=run.items)
         result = replace(result, trainer=section.with_entries(**run.entries)).written_to(self._audit.directory)
         if self.follower is not None:
             self.follower.finished(result)

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
-from coalmine.argument_checks import neighbour, one_number, short_repr
+from coalmine.argument_checks import hint_of, one_number, short_repr
 from coalmine.audit import Audit, OnViolation, Seed
 from coalmine.estimators.mechanism import mechanism_epsilon
 from coalmine.integrations.follower import Dashboards, Progress
@@ -31,11 +31,13 @@ class AuditSettings(TypedDict, total=False):
     deferred: bool | None
     unit: str | None
     audit: Audit | None
+    save_model: bool
     progress: Progress
     log_to: Dashboards
 
 
 FOLLOWED = ("progress", "log_to", "unit")  # settings that are not the audit's
+LEFT_OUT = (*FOLLOWED, "save_model")
 
 
 def set_up_audit(
@@ -152,13 +154,12 @@ def own_audit(**settings: Unpack[AuditSettings]) -> Audit:
 
 def _provided_settings(**settings: Unpack[AuditSettings]) -> dict[str, Any]:
     provided: dict[str, Any] = {
-        name: value for name, value in settings.items() if value is not None and name not in FOLLOWED
+        name: value for name, value in settings.items() if value is not None and name not in LEFT_OUT
     }
     unknown = provided.keys() - AuditSettings.__annotations__.keys()
     if unknown:
         name = min(unknown)
-        meant = neighbour(name, (*AuditSettings.__annotations__, "sampling_probability"))
-        hint = f": here it is {meant}" if meant else ""
+        hint = hint_of(name, (*AuditSettings.__annotations__, "sampling_probability"))
         raise TypeError(f"audited() got an unexpected keyword argument {name!r}{hint}")
     return provided
 

@@ -24,8 +24,10 @@ except ImportError as error:
     raise ImportError("auditing a Hugging Face Trainer needs: pip install 'coalmine[transformers]'") from error
 
 from coalmine.argument_checks import short_repr
+from coalmine.data_canaries import DataCanaries
 from coalmine.integrations import opacus
 from coalmine.integrations.opacus.options import ThroughClip
+from coalmine.integrations.records import checked_canaries
 from coalmine.integrations.setup import AuditSettings
 from coalmine.result.audit_result import AuditResult
 from coalmine.result.other_rank import ResultOnRank0
@@ -43,6 +45,7 @@ def audited(
     scale: float | None = None,
     through_clip: ThroughClip = None,
     replay: bool = True,
+    data_canaries: DataCanaries | None = None,
     **settings: Unpack[AuditSettings],
 ) -> "AuditCallback":
     """A callback for a Trainer whose model, optimizer and data loader `make_private` returned.
@@ -54,9 +57,10 @@ def audited(
     `train` with a ViolationError. Call `finish` after `train`.
 
     With `replay`, a few steps are run again without one row, which measures how far a real row moves the sum. With
-    `PrivateTraining` the replay computes the loss as the Trainer does (`compute_loss`).
+    `PrivateTraining` the replay computes the loss as the Trainer does (`compute_loss`). `data_canaries` are records that
+    `coalmine.data_canaries` inserted; the result says what the model's outputs tell about them.
     """
-    return AuditCallback(scale=scale, through_clip=through_clip, replay=replay, **settings)
+    return AuditCallback(scale=scale, through_clip=through_clip, replay=replay, data_canaries=data_canaries, **settings)
 
 
 class AuditCallback(TrainerCallback):  # type: ignore[misc]  # transformers is not followed by mypy
@@ -68,17 +72,18 @@ class AuditCallback(TrainerCallback):  # type: ignore[misc]  # transformers is n
         scale: float | None = None,
         through_clip: ThroughClip = None,
         replay: bool = True,
+        data_canaries: DataCanaries | None = None,
         **settings: Unpack[AuditSettings],
     ) -> None:
         unknown = [name for name in settings if name not in AuditSettings.__annotations__]
         if unknown:
             known = ", ".join(AuditSettings.__annotations__)
-            raise TypeError(f"audited() takes scale, through_clip, {known}, got {unknown[0]}")
+            raise TypeError(f"audited() takes scale, through_clip, data_canaries, {known}, got {unknown[0]}")
         settings.setdefault("progress", "line")  # a Trainer has a bar of its own
         if not isinstance(replay, bool):
             raise TypeError(f"replay must be True or False, got {short_repr(replay)}: the Trainer has the loss")
         self._scale, self._through_clip, self._settings = scale, through_clip, settings
-        self._replay = replay
+        self._replay, self._data_canaries = replay, checked_canaries(data_canaries)
         self.compute_loss: Callable[..., Any] | None = None  # of the Trainer, if it is a PrivateTraining
         self._optimizer: Any = None
         self._audit: opacus.OpacusAudit | None = None
@@ -122,6 +127,7 @@ class AuditCallback(TrainerCallback):  # type: ignore[misc]  # transformers is n
             through_clip=self._through_clip,
             steps=state.max_steps if state.max_steps > 0 else None,
             replay=self.compute_loss if self._replay and self.compute_loss is not None else self._replay,
+            data_canaries=self._data_canaries,
             **self._settings,
         )
         self._audit, self._state = self._optimizer.audit, state

@@ -15,6 +15,7 @@ from coalmine.measure.settings import Settings
 
 SCHEMA_VERSION = 1
 COMMITMENT_VERSION = 4  # version 1 had the settings alone, 2 no sampling, 3 no lengths, alarm, initial model or facts
+UNSTATED = ("rounds",)  # entries of a statement that have no part in its digest while nobody states them
 SALT = re.compile("[0-9a-f]{32}")
 TOLERANCE = 1e-9  # relative, of numbers that are computed again
 
@@ -26,7 +27,8 @@ class Precommitment:
     `claim` holds the fields of the claim; None if nothing was claimed in advance. `config_sha256` is that of the trainer's
     config.toml, if it was written before. `demonstration` means that the seed can be guessed, so the audit proves nothing
     to anyone else. `watched` means that the alarm is checked during training. `initial_sha256` is that of the initial
-    model's numbers (`model_sha256`), and `facts` are entries of the result that the trainer knows in advance.
+    model's numbers (`model_sha256`), `rounds` the number of rounds that the trainer has planned, and `facts` are entries of
+    the result that the trainer knows in advance.
     """
 
     claim: dict[str, Any] | None = None
@@ -34,6 +36,7 @@ class Precommitment:
     demonstration: bool = False
     watched: bool = False
     initial_sha256: str | None = None
+    rounds: int | None = None
     facts: dict[str, Any] = field(default_factory=dict)
 
 
@@ -60,8 +63,9 @@ class Commitment:
     ) -> "Commitment":
         salt = secrets.token_hex(16) if salt is None else salt
         stated = asdict(statement or Precommitment(demonstration=is_guessable(seed)))
+        stated = {name: value for name, value in stated.items() if value is not None or name not in UNSTATED}
         everything = {"version": COMMITMENT_VERSION, "settings": settings.to_dict(), "statement": stated}
-        return cls(salt, _salted_digest(salt, settings.to_dict(), seed), _salted_digest(salt, everything, seed))
+        return cls(salt, salted_digest(salt, settings.to_dict(), seed), salted_digest(salt, everything, seed))
 
     @classmethod
     def from_dict(cls, values: Any) -> "Commitment":
@@ -89,7 +93,7 @@ class Commitment:
         return all(same) and self.version == COMMITMENT_VERSION
 
 
-def _salted_digest(salt: str, content: dict[str, Any], seed: SupportsIndex | bytes) -> str:
+def salted_digest(salt: str, content: dict[str, Any], seed: SupportsIndex | bytes) -> str:
     """A digest of all three. Each is preceded by its length, so that no other three have the same bytes."""
     text = json.dumps(content, sort_keys=True, separators=(",", ":"))
     digest = hashlib.sha256()

@@ -6,6 +6,8 @@ import math
 import os
 import secrets
 import stat
+import tomllib
+import zipfile
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
@@ -33,15 +35,16 @@ DEEPEST = 64  # levels of a JSON value that is read; a result has 8
 HELD = (errno.EWOULDBLOCK, errno.EACCES)  # what flock says of a lock that another process holds
 
 
-def write_atomically(path: Path, data: bytes, *, keep: Path | None = None) -> None:
+def write_atomically(path: Path, data: bytes | Iterable[bytes], *, keep: Path | None = None) -> None:
     """Write `data` to `path`, whole or not at all, even in a crash. Follows links, and writes to pipes and devices.
 
-    An existing file is moved to `keep`, if that is given.
+    Large data may come in pieces. An existing file is moved to `keep`, if that is given.
     """
+    pieces = [data] if isinstance(data, bytes) else data
     if path.is_dir():
         raise IsADirectoryError(f"{path} is a directory: name a file")
     if path.exists() and not path.is_file():
-        path.write_bytes(data)
+        path.write_bytes(b"".join(pieces))
         return
     given, path = path, Path(os.path.realpath(path))
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -51,7 +54,10 @@ def write_atomically(path: Path, data: bytes, *, keep: Path | None = None) -> No
     try:
         handle = os.open(draft, flags, 0o666)
         try:
-            write_at(handle, data, 0)
+            place = 0
+            for piece in pieces:
+                write_at(handle, piece, place)
+                place += len(piece)
             os.fsync(handle)
         finally:
             os.close(handle)
@@ -70,6 +76,17 @@ def remove_drafts(path: Path) -> None:
     """Remove the drafts of `path` that killed processes left behind; only its one writer may call this."""
     for draft in path.parent.glob(f".{path.name}.*.new"):
         draft.unlink(missing_ok=True)
+
+
+def sync_file(path: Path) -> None:
+    """Return once a file that was appended to is on disk."""
+    handle = os.open(path, os.O_RDWR | BINARY)
+    try:
+        os.fsync(handle)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from None
+    finally:
+        os.close(handle)
 
 
 def sync_directory(path: Path) -> None:
@@ -155,6 +172,26 @@ def read_stream(name: str, stream: IO[bytes], *, most: int) -> bytes:
     return b"".join(pieces)
 
 
+def check_archive(name: str, file: IO[bytes], *, most: int) -> None:
+    """ValueError if the members of a zip archive unpack to more than `most` bytes; it reads on at the start of the file."""
+    with zipfile.ZipFile(file) as archive:
+        size = sum(member.file_size for member in archive.infolist())
+    file.seek(0)
+    if size > most:
+        raise ValueError(f"{name} must unpack to at most {most:,} bytes, got {size:,}")
+
+
+def read_toml(path: Path, *, most: int = 1 << 20) -> dict[str, Any]:
+    """The tables of a TOML file of at most `most` bytes; ValueError for anything else."""
+    content = read_regular(path, most=most)
+    try:
+        return tomllib.loads(content.decode())
+    except RecursionError:
+        raise ValueError(f"{path} is nested too deeply to be a config") from None
+    except ValueError as error:  # also whole numbers of thousands of digits
+        raise ValueError(f"{path} is not TOML: {error}") from None
+
+
 def lock_file(path: Path) -> FileLock | None:
     """The lock of this file until it is released; None if another process, or this one, holds it.
 
@@ -201,6 +238,11 @@ def write_at(handle: int, data: bytes, place: int) -> None:
     except OSError:
         os.ftruncate(handle, place)  # a full disk must not leave half a record
         raise
+
+
+def overwrite_at(handle: int, data: bytes, place: int) -> None:
+    """Write a few bytes over those at offset `place`; what follows them stays."""
+    _write_once(handle, data, place)
 
 
 def _write_once(handle: int, data: bytes, place: int) -> int:

@@ -10,6 +10,7 @@ import hashlib
 import json
 import logging
 import os
+import re
 import struct
 import tempfile
 from collections.abc import Iterator
@@ -22,12 +23,13 @@ import numpy as np
 import numpy.typing as npt
 
 from coalmine.argument_checks import one_line
-from coalmine.log.files import BINARY, check_depth, open_regular, read_at, sync_directory, write_at
+from coalmine.log.files import BINARY, check_depth, open_regular, overwrite_at, read_at, sync_directory, write_at
 from coalmine.log.round_schema import check_types, check_values
 from coalmine.log.single_writer import SingleWriterLock, refuse_copy
 from coalmine.measure.round import Final, Round
 
 MAGIC = b"coalmine rounds 1\n"
+VERSION = re.compile(rb"coalmine rounds \d+\n")
 TAG = b"REC\n"
 LENGTHS = struct.Struct("<QQ")
 DIGEST = 16
@@ -88,7 +90,8 @@ class RoundLog:
         self._skipped = 0  # rounds among the entries
         self._digests: list[bytes] = []
         self._end = len(MAGIC)
-        self._prepared: tuple[Round, tuple[bytes, bytes]] | None = None  # the next round, already encoded
+        # The next round, already encoded: it, the digest that it follows, its bytes and its digest.
+        self._prepared: tuple[Round, bytes, tuple[bytes, bytes]] | None = None
         self._handle = _temporary_file() if path is None else _named_file(path, read_only)
         self._read_back()
 
@@ -147,7 +150,8 @@ class RoundLog:
 
     def prepare(self, item: Round) -> None:
         """Check and encode a round that `append` will get; any thread may do it, for one round at a time."""
-        self._prepared = (item, checked_parts("round", item))
+        previous = self._last_digest
+        self._prepared = (item, previous, framed(*checked_parts("round", item), previous))
 
     def append(self, item: Round) -> None:
         self._write("round", item)
@@ -197,6 +201,10 @@ class RoundLog:
     def __del__(self) -> None:
         self.close()
 
+    @property
+    def _last_digest(self) -> bytes:
+        return self._digests[-1] if self._digests else b""
+
     def _open_handle(self) -> int:
         if self._handle is None:
             raise ValueError(f"the log {self._path} is closed")
@@ -208,8 +216,10 @@ class RoundLog:
         with self._writer:
             handle = self._open_handle()
             prepared, self._prepared = self._prepared, None
-            parts = prepared[1] if prepared is not None and prepared[0] is item else checked_parts(kind, item)
-            data, digest = framed(*parts, self._digests[-1] if self._digests else b"")
+            if prepared is not None and prepared[0] is item and prepared[1] == self._last_digest:
+                data, digest = prepared[2]
+            else:
+                data, digest = framed(*checked_parts(kind, item), self._last_digest)
             try:
                 write_at(handle, data, self._end)
             except OSError as error:
@@ -225,10 +235,12 @@ class RoundLog:
         handle = self._open_handle()
         size = os.fstat(handle).st_size
         reader = _Reader(handle, start=0)
-        if reader.read(len(MAGIC)) != MAGIC:
-            raise ValueError(
-                f"{self._path} is not a log of rounds; was it written by another program or a newer coalmine?"
-            )
+        start = reader.read(len(MAGIC))
+        if start != MAGIC:
+            check_magic(start, reader.read(size), self._path)
+            if not self._read_only:
+                overwrite_at(handle, MAGIC, 0)
+            reader = _Reader(handle)
         for kind, item, end, digest in scan_records(reader, size, self._path, lost_end=not self._read_only):
             self._end = end
             self._digests.append(digest)
@@ -241,6 +253,23 @@ class RoundLog:
         if size > self._end and not self._read_only:  # a reader may see a record that is being written
             logger.warning("%s: dropped %d bytes of a torn last record", self._path, size - self._end)
             os.ftruncate(handle, self._end)
+
+
+def check_magic(start: bytes, rest: bytes, path: Path | None) -> None:
+    """ValueError for a file that is no log. A whole first record shows that only its first line is damaged."""
+    other_version = VERSION.fullmatch(start) is not None
+    if len(start) < len(MAGIC) or other_version or not _starts_with_record(rest):
+        raise ValueError(f"{path} is not a log of rounds; was it written by another program or a newer coalmine?")
+    logger.warning("%s: its first line is damaged, but the records after it are whole", path)
+
+
+def _starts_with_record(rest: bytes) -> bool:
+    """Whether the bytes start with a whole first record."""
+    first = len(TAG) + LENGTHS.size
+    if rest[: len(TAG)] != TAG or len(rest) < first:
+        return False
+    end = first + sum(LENGTHS.unpack(rest[len(TAG) : first]))
+    return _chained(b"", rest[first:end]) == rest[end : end + DIGEST]
 
 
 def _temporary_file() -> int:

@@ -36,6 +36,7 @@ from coalmine.log.files import (
     read_at,
     read_regular,
     remove_drafts,
+    sync_file,
     write_at,
     write_atomically,
 )
@@ -159,6 +160,12 @@ class RunDirectory:
         finally:
             os.close(handle)
 
+    def sync_metrics(self) -> None:
+        """Return once the lines of metrics are on disk, so that no checkpoint is ahead of them after a power cut."""
+        path = self.path / "metrics.jsonl"
+        if path.exists():
+            sync_file(path)
+
     def rewind_metrics_to(self, round_number: int) -> None:
         """Remove the metrics of later rounds, and damaged lines."""
         self.lock()
@@ -204,15 +211,27 @@ class RunDirectory:
             if not commitment.opens_to(seed, settings, statement):
                 raise ValueError(f"{self.path} holds an audit with a different seed")
             return commitment
+        return self._publish(seed, settings, given)
+
+    def amend(
+        self, seed: SupportsIndex | bytes, settings: Settings, statement: Precommitment, *, salt: str
+    ) -> Commitment:
+        """Publish a commitment to more in the place of the first one, before round 1. The salt stays the same."""
+        self.lock()
+        return self._publish(seed, settings, statement, salt=salt)
+
+    def _publish(
+        self, seed: SupportsIndex | bytes, settings: Settings, given: Precommitment, *, salt: str | None = None
+    ) -> Commitment:
         statement = replace(given, config_sha256=self.config_sha256(), demonstration=is_guessable(seed))
-        commitment = Commitment.to(seed, settings, statement)
+        commitment = Commitment.to(seed, settings, statement, salt=salt)
         record = {
             "schema_version": SCHEMA_VERSION,
             "settings": settings.to_dict(),
             "statement": vars(statement),
             "commitment": vars(commitment),
         }
-        write_atomically(path, (json.dumps(record, indent=2) + "\n").encode())
+        write_atomically(self.path / "audit" / "record.json", (json.dumps(record, indent=2) + "\n").encode())
         return commitment
 
     @property

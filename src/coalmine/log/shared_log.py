@@ -129,14 +129,41 @@ class SharedLog:
             self._held.sync()
 
 
-@dataclass(frozen=True)
 class OpenedRun:
     """A run that is recorded: its directory, if it has one, its log, and what was stated and committed to before round 1."""
 
-    directory: RunDirectory | None
-    log: SharedLog
-    statement: Precommitment
-    commitment: Commitment
+    def __init__(
+        self,
+        home: RunDirectory | None,
+        log: SharedLog,
+        published: dict[str, Any],
+        ranks: Ranks,
+        commit: Callable[[Precommitment, str], Commitment],
+    ) -> None:
+        self.directory, self.log, self._ranks, self._commit = home, log, ranks, commit
+        self._read(published)
+
+    def _read(self, published: dict[str, Any]) -> None:
+        self.statement = Precommitment(**published["statement"])
+        self.commitment = Commitment.from_dict(published["commitment"])
+
+    def sync(self) -> None:
+        """Return once rounds and metrics are on disk."""
+        self.log.sync()
+        if self.directory is not None:
+            self.directory.sync_metrics()
+
+    def amend(self, **changes: Any) -> None:
+        """Commit to a statement with these changes, and to config.toml as it is now. Every rank calls it, before round 1."""
+
+        def amend_here() -> dict[str, Any] | None:
+            if self._ranks.rank:
+                return None
+            stated, home = replace(self.statement, **changes), self.directory
+            commitment = self._commit(stated, self.commitment.salt)
+            return _published(commitment, stated if home is None else home.read_statement())
+
+        self._read(self._ranks.gather(amend_here)[0])
 
 
 def open_run(
@@ -169,9 +196,18 @@ def open_run(
                     home.close()  # otherwise it stays locked for as long as the error is kept
                 raise
         opened.append((home, log))
-        return {"commitment": vars(commitment), "statement": vars(stated), "state": asdict(LogState.of(log))}
+        return _published(commitment, stated) | {"state": asdict(LogState.of(log))}
 
     run = ranks.gather(open_here)[0]
     home, held = opened[0] if opened else (None, None)
-    log = SharedLog(held, LogState(**run["state"]), ranks)
-    return OpenedRun(home, log, Precommitment(**run["statement"]), Commitment.from_dict(run["commitment"]))
+
+    def commit(stated: Precommitment, salt: str) -> Commitment:
+        if home is None:
+            return Commitment.to(seed, settings, stated, salt=salt)
+        return home.amend(seed, settings, stated, salt=salt)
+
+    return OpenedRun(home, SharedLog(held, LogState(**run["state"]), ranks), run, ranks, commit)
+
+
+def _published(commitment: Commitment, statement: Precommitment) -> dict[str, Any]:
+    return {"commitment": vars(commitment), "statement": vars(statement)}

@@ -18,7 +18,7 @@ from scipy.special import gammaincinv
 from coalmine.argument_checks import Floats
 from coalmine.estimators.correlated import BandedNoise, CorrelatedNoise
 from coalmine.measure.arrays import arrays_of, host_array, is_on_device, numpy_vector
-from coalmine.measure.noise_law import MANY_COORDINATES, NoiseParts, rounding_step
+from coalmine.measure.noise_law import MANY_COORDINATES, NoiseParts, own_numbers, rounding_step
 from coalmine.measure.settings import Settings
 
 MOST = 1 << 24  # coordinates that are followed; of a larger model, the key chooses a stretch of each block
@@ -336,15 +336,15 @@ class _Steps:
 def _sampled_steps(vector: Any, groups: Sequence[slice]) -> tuple[Floats, Floats, Floats]:
     """Relative and absolute steps of a vector, and its root mean square, by group."""
     step = max(len(vector) // SAMPLE, 1)
-    sample = numpy_vector(vector[::step])
-    edges = np.searchsorted(np.arange(len(sample)) * step, [place.start for place in groups])
+    sample = own_numbers(vector[::step])
+    edges = [-(-place.start // step) for place in groups]
     parts = np.split(sample, edges[1:])
     whole = rounding_step(sample)
     steps = [whole if len(groups) == 1 or whole[1] else rounding_step(part, grid=False) for part in parts]
     relative = np.array([each for each, _ in steps])
     absent = np.array([len(part) < FEWEST_SAMPLED for part in parts])
     relative[absent] = relative.max()  # nothing is known of a group that is hardly sampled
-    rms = np.array([float(np.sqrt(np.mean(np.square(part)))) if len(part) else 0.0 for part in parts])
+    rms = np.array([float(np.sqrt(np.mean(np.square(part, dtype=np.float64)))) if len(part) else 0.0 for part in parts])
     rms[absent] = rms.max()
     return relative, np.full(len(parts), whole[1]), rms
 

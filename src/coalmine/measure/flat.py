@@ -67,12 +67,10 @@ class FlatMeasurer(Measurer[MeasuredVectors]):
 
     def __init__(self, settings: Settings, *, seed: SupportsIndex | bytes, tree: Tree | None = None) -> None:
         super().__init__(settings, seed)
-        self._tree = tree
+        self.tree = tree
         kind = RotatedCanaries if settings.kind == "rotated" else SphereCanaries
         self.canaries: RotatedCanaries | SphereCanaries = kind(settings.total, settings.dim, seed=seed)
-        self._kept_rows = KeptRows(
-            lambda indices, like: self.canaries.combine(indices, like=like), settings.canaries, settings.dim
-        )
+        self._kept_rows = KeptRows(self.canaries.rows, settings.canaries, settings.dim)
         self._parts = NoiseParts.of_all(settings)
         self._layer_sizes = tuple(size for _, size in settings.layers)
         self._sums = deque[tuple[list[int], Any]](maxlen=2)  # of present canaries, or of two parts of them
@@ -80,11 +78,11 @@ class FlatMeasurer(Measurer[MeasuredVectors]):
 
     def sum_of_canaries(self, indices: list[int], size: float, like: Any = None) -> Any:
         """The sum of the canaries at `indices`, each of norm `size`, like the model or of the kind of `like`."""
-        template = like if self._tree is None else self._tree.vector_like()
+        template = like if self.tree is None else self.tree.vector_like()
         total = self.canaries.combine(indices, like=template)
         if total.dtype.itemsize >= 4:  # the round will need it again; half precision would show in the gauges
             self._sums.append((indices, host_vector("updates", total)))
-        return total * size if self._tree is None else self._tree.from_vector(total, size)
+        return total * size if self.tree is None else self.tree.from_vector(total, size)
 
     def rows_of(self, indices: list[int], size: float, like: Any) -> Any:
         """The canaries at `indices`, each of norm `size`, as the rows of a matrix of the kind of `like`."""
@@ -98,7 +96,7 @@ class FlatMeasurer(Measurer[MeasuredVectors]):
 
     def sum_of_rows(self, indices: list[int], size: float, like: Any) -> Any:
         """The sum of the canaries at `indices`, each of norm `size`, of the kind of `like`."""
-        if self._tree is not None or not self._kept_rows.keeps(like):
+        if self.tree is not None or not self._kept_rows.keeps(like):
             return self.sum_of_canaries(indices, size, like)
         total = self._kept_rows.sum_of(indices)
         self._sums.append((indices, total))
@@ -130,7 +128,7 @@ class FlatMeasurer(Measurer[MeasuredVectors]):
         """
         if self._settings.kind != "rotated" or self._settings.momentum:
             return None
-        copy = copy and self._tree is None  # a tree's vector is a copy already
+        copy = copy and self.tree is None  # a tree's vector is a copy already
         if is_tensor(model_delta) and is_on_device(model_delta):
             return self._round_on_gpu(model_delta, others, facts, order, copy=copy)
         if self._worker is None:
@@ -139,7 +137,10 @@ class FlatMeasurer(Measurer[MeasuredVectors]):
         if copy:  # the caller's own arrays, which may be overwritten
             given = copied(model_delta), others if others is None or callable(others) else copied(others)
         arguments = (*given, facts, order, self._pop_sum(facts.indices))
-        return self._worker.submit(lambda: then(self._round(*arguments))).result
+        waits = self._worker.submit(lambda: then(self._round(*arguments))).result
+        if self._kept_rows.is_growing:
+            self._worker.submit(self._kept_rows.make_more)
+        return waits
 
     def final(self, model: Any, initial: Any = None) -> Final:
         """The record of the final model."""
@@ -159,8 +160,8 @@ class FlatMeasurer(Measurer[MeasuredVectors]):
     def _vector(self, name: str, value: Any, *, own: bool = False) -> Any:
         """An argument as a vector of the model's size; ValueError if it is none. With `own`, a model's is a copy."""
         vector = host_vector(name, value)
-        if self._tree is not None:
-            vector = self._tree.vector(name, vector, own=own)
+        if self.tree is not None:
+            vector = self.tree.vector(name, vector, own=own)
         checked_length(name, vector, self._settings.dim)
         return vector
 

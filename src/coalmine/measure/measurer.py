@@ -5,7 +5,7 @@ lengths as a `Measured`. The record is made of those here.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Generic, SupportsIndex, TypeVar
 
@@ -22,6 +22,8 @@ from coalmine.measure.round import Final, Round, Singles
 from coalmine.measure.round_facts import RoundFacts
 from coalmine.measure.schedule import schedule_key
 from coalmine.measure.settings import Settings
+from coalmine.measure.trees import Tree
+from coalmine.measure.vectors import single_precision
 
 NOT_COMPILED = "only rotated canaries of a model in one block can be compiled into a training step"
 NOTHING_LEFT = "model_delta and others are equal, so no noise and no canary is left; check both arguments"
@@ -79,6 +81,7 @@ class Measurer(ABC, Generic[Held]):
     """Makes the canaries' updates, and the records of rounds and of the final model."""
 
     canaries: Any  # as the user's own attacks get them
+    tree: Tree | None  # of the model, unless it is given as one vector
 
     def __init__(self, settings: Settings, seed: SupportsIndex | bytes) -> None:
         self._settings = settings
@@ -136,6 +139,18 @@ class Measurer(ABC, Generic[Held]):
     @abstractmethod
     def final(self, model: Any, initial: Any = None) -> Final:
         """The record of the final model."""
+
+    def pieces(self, name: str, model: Any) -> Iterator[Singles]:
+        """The model's numbers in this process, in the order of the coordinates, in single precision."""
+        if self.tree is None:
+            yield single_precision(model)
+        else:
+            rows = self.tree.rows(name, model)
+            yield from (single_precision(rows[layer]) for layer, _ in self.tree.layers)
+
+    def from_row(self, row: Singles) -> Any:
+        """The inverse of `pieces`, for the whole model in one row."""
+        return row if self.tree is None else self.tree.from_vector(row)
 
     def forget(self) -> None:
         """Forget the previous round, because it was rewound."""

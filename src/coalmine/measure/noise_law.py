@@ -365,7 +365,7 @@ def resolution_of(vector: Any) -> float | None:
 
     bf16 and fp16 round large coordinates coarsely, whatever type they are stored in later. None for a vector of zeros.
     """
-    values = _host_sample(vector)
+    values = own_numbers(vector[:: _step_of(vector)])
     if not values.any():
         return None
     relative, step = rounding_step(values)
@@ -373,25 +373,33 @@ def resolution_of(vector: Any) -> float | None:
         return step * step / 12
     if relative < COARSE:
         return 0.0
+    values = values.astype(np.float64)
     steps = np.ldexp(relative, np.frexp(values[values != 0])[1] - 1)
     return float(np.sum(steps * steps) / 12 / values.size)
 
 
-def rounding_step(values: Floats, *, grid: bool = True) -> tuple[float, float]:
+def own_numbers(vector: Any) -> npt.NDArray[np.floating[Any]]:
+    """A vector on the host, in single precision if that holds its numbers, which saves `rounding_step` time."""
+    return numpy_vector(vector) if is_on_device(vector) else host_array(vector)
+
+
+def rounding_step(values: npt.NDArray[np.floating[Any]], *, grid: bool = True) -> tuple[float, float]:
     """The steps of rounded values: relative to the largest power of 2 below each, or, if they lie on a grid, absolute.
 
     One of the two is 0, or both for zeros. Without `grid` only the first is looked for.
     """
     if not values.any():
         return 0.0, 0.0
-    step = _common_step(values[:1024]) if grid else 0.0
+    step = _common_step(values[:1024].astype(np.float64)) if grid else 0.0
     if step:
         return 0.0, step
-    with np.errstate(over="ignore"):  # a value beyond single precision does not equal its conversion either
-        single = values.astype(np.float32)
-    if not np.array_equal(single.astype(np.float64), values):
-        return 2.0**-52, 0.0
-    used = int(np.bitwise_or.reduce(single.view(np.uint32) & np.uint32(0x7FFFFF)))
+    if values.dtype != np.float32:
+        with np.errstate(over="ignore"):  # a value beyond single precision does not equal its conversion either
+            single = values.astype(np.float32)
+        if not np.array_equal(single.astype(np.float64), values):
+            return 2.0**-52, 0.0
+        values = single
+    used = int(np.bitwise_or.reduce(np.ascontiguousarray(values).view(np.uint32))) & 0x7FFFFF
     spare = 23 if used == 0 else (used & -used).bit_length() - 1
     return 2.0 ** (spare - 23), 0.0
 
@@ -411,10 +419,13 @@ def _common_step(values: Floats) -> float:
 
 def _host_sample(vector: Any, blocks: int = 1) -> Floats:
     """A sample of the coordinates of one of `blocks` blocks."""
-    step = _sample_step(len(vector), blocks)
-    if blocks == 1 and not is_on_device(vector):
-        step = max(len(vector) // 16384, 1)
-    return numpy_vector(vector[::step])
+    one = blocks == 1 and not is_on_device(vector)
+    return numpy_vector(vector[:: _step_of(vector) if one else _sample_step(len(vector), blocks)])
+
+
+def _step_of(vector: Any) -> int:
+    """The step of a sample of one vector."""
+    return _sample_step(len(vector), 1) if is_on_device(vector) else max(len(vector) // 16384, 1)
 
 
 def _sample_step(dim: int, blocks: int) -> int:

@@ -91,7 +91,7 @@ def spread_schedule(count: int, *, rounds: int, presentations: int | Sequence[in
     times = presentation_counts(count, presentations)
     if times.max() > rounds:
         raise ValueError(f"presentations must be at most rounds = {rounds}, got {times.max()}")
-    rng = _stream(key, b"schedule")
+    rng = keyed_stream(key, b"schedule")
     rows: list[list[int]] = [[] for _ in range(rounds)]
     for presented in np.unique(times):
         group = np.flatnonzero(times == presented)
@@ -119,7 +119,7 @@ def sampled_schedule(count: int, sampling: Sampling, *, key: bytes) -> Callable[
 
 def _allocated_canaries(count: int, sampling: RandomAllocation, *, key: bytes) -> list[Indices]:
     """Each canary in one round of each epoch, drawn independently."""
-    rng = _stream(key, b"allocated")
+    rng = keyed_stream(key, b"allocated")
     rows: list[Indices] = []
     for _ in range(sampling.epochs):
         rounds = np.floor(rng.random(count) * sampling.rounds).astype(np.int64)
@@ -132,14 +132,14 @@ def _sized_canaries(count: int, sampling: FixedSize, *, round_number: int, key: 
     """The canaries of one round if `size` of `population`, which includes the canaries, are drawn."""
     if count > sampling.population:
         raise ValueError(f"canaries must be part of the population of {sampling.population}, got {count}")
-    rng = _stream(key + _number_bytes(round_number), b"sized")
+    rng = keyed_stream(key + _number_bytes(round_number), b"sized")
     number = int(rng.hypergeometric(count, sampling.population - count, sampling.size))
     return np.sort(np.argsort(rng.random(count), kind="stable")[:number]).astype(np.int32)
 
 
 def sample_canaries(count: int, probability: float, *, round_number: int, key: bytes) -> Indices:
     """The canaries of one round under Poisson sampling: each with this probability, independently of other rounds."""
-    uniforms = _stream(key + _number_bytes(round_number), b"sampled").random(count)
+    uniforms = keyed_stream(key + _number_bytes(round_number), b"sampled").random(count)
     return np.flatnonzero(uniforms < probability).astype(np.int32)
 
 
@@ -147,13 +147,14 @@ def rows_of_canaries(count: int, rows: int, *, key: bytes) -> npt.NDArray[np.int
     """A different row of a data set with `rows` rows for each canary, derived from `key`."""
     if count > rows:
         raise ValueError(f"canaries must be at most the {rows} rows, one row for each, got {count}")
-    return np.argsort(_stream(key, b"rows").random(rows), kind="stable")[:count].astype(np.int64)
+    return np.argsort(keyed_stream(key, b"rows").random(rows), kind="stable")[:count].astype(np.int64)
 
 
 def _number_bytes(round_number: int) -> bytes:
     return round_number.to_bytes(max(8, round_number.bit_length() // 8 + 1), "little")
 
 
-def _stream(key: bytes, purpose: bytes) -> np.random.Generator:
+def keyed_stream(key: bytes, purpose: bytes) -> np.random.Generator:
+    """The random numbers for one purpose, of at most 16 bytes: a stream of its own for each."""
     seed = int.from_bytes(hashlib.blake2b(key, digest_size=16, person=purpose).digest(), "little")
     return np.random.Generator(np.random.Philox(key=seed))

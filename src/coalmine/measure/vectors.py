@@ -84,8 +84,17 @@ def single_precision(vector: Any) -> "np.ndarray[Any, np.dtype[np.float32]]":
         return np.asarray(vector, dtype=np.float32)
 
 
-def model_sha256(vector: Any) -> str:
-    """The SHA-256 of a model's numbers in single precision."""
+def model_sha256(vector: Any, shards: Sequence[int] = ()) -> str:
+    """The SHA-256 of a model's numbers in single precision.
+
+    `shards` are the numbers of coordinates in each process, if the model was sharded over several.
+    """
     with np.errstate(over="ignore"):  # beyond single precision numbers are infinite
         singles = np.ascontiguousarray(vector, dtype="<f4")
-    return hashlib.sha256(singles.data).hexdigest()
+    pieces = np.split(singles, np.cumsum(shards)[:-1]) if shards else [singles]
+    return shared_sha256([hashlib.sha256(piece.data).hexdigest() for piece in pieces], sharded=bool(shards))
+
+
+def shared_sha256(digests: Sequence[str], *, sharded: bool) -> str:
+    """The digest of a model from those of its processes: that of rank 0, or of all shards' digests in a row."""
+    return hashlib.sha256("".join(digests).encode()).hexdigest() if sharded else digests[0]

@@ -112,6 +112,20 @@ class Attributes:
                 _refill(value, self._contents[name])
 
 
+class Contents:
+    """A reference, and the content of what it refers to if that is a tensor, an array, a list or a dictionary."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+        self._content = _copied(value) if _is_mutable(value) else None
+
+    def restored(self) -> Any:
+        """The same object, with its content of that moment."""
+        if self._content is not None:
+            _refill(self.value, self._content)
+        return self.value
+
+
 class _Optimizer:
     """State, hyperparameters and attributes of a torch optimizer."""
 

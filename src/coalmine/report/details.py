@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from coalmine.argument_checks import count_of
 from coalmine.evidence.gauges.gauge import GaugeResult, by_gauge
 from coalmine.report.advice import gauge_steps
-from coalmine.report.brief import assumption
+from coalmine.report.brief import assumption, item_status
 from coalmine.report.table_rows import bound_notes, ladder_table, row_warnings, secondary_rows, top_row
 from coalmine.result.audit_result import AuditResult
+from coalmine.result.trainer_section import SeenNode, SeenView
 from coalmine.result.words import (
     Words,
     format_bound,
@@ -23,6 +24,7 @@ from coalmine.verdict.amplified_claim import ACCOUNTING
 from coalmine.verdict.findings.amplified import AccountantFacts
 
 MOST_NAMED = 12  # tensors in a line of text
+NAMED_NODES = 3  # in a line of text
 
 
 BOUNDS = ("valid bound", "bound if Gaussian")  # the figures that are lower bounds
@@ -61,24 +63,39 @@ def detail_lines(result: AuditResult) -> Iterator[str]:
         yield f"{folded}: result.json and result.to_frame() have them"
     yield from bound_notes(result)
     yield from row_warnings(result)
-    top = top_row(result)
-    bars = {} if top is None else dict(zip(BOUNDS, (top.interval, top.gaussian.interval), strict=True))
-    for name, value, meaning in figures(result):
-        text = format_bound(value, bars[name]) if name in bars else format_number(value, 4)
-        yield f"{name} {text}: {meaning}"
+    yield from (f"{name} {figure_text(name, value)}: {meaning}" for name, value, meaning in figures(result))
     if result.claim is not None:
         yield result.claim.sentence(result.settings.delta) + (f"; {basis}" if (basis := claim_basis(result)) else "")
     if result.verdict is not None:
         yield f"{result.verdict.outcome}: {result.verdict.reason}"
     for name, leg in result.legs.items():
         yield f"{name}: {leg.outcome}: {leg.reason}"
-    yield from (f"{item.name}: {item.status} ({item.detail})" for item in result.audited)
+    yield from (f"{item.name}: {item_status(result, item)} ({item.detail})" for item in result.audited)
     yield from gauge_lines(result)
     if count := len(result.small_groups):
         yield f"{count_of(count, 'group')} of canaries with too few for an estimate: result.small_groups"
+    yield from map(view_words, result.trainer.views)
+    if result.trainer.nodes:
+        yield f"most exposed: {'; '.join(map(_node, result.trainer.nodes[:NAMED_NODES]))}"
     yield from result.notes
     if result.log_digest is not None:
         yield f"digest of the log: {result.log_digest}"
+
+
+def view_words(view: SeenView) -> str:
+    """The verdict on what somebody else than the public sees, in a line."""
+    measured = "" if view.measured is None else f", measured {format_number(view.measured)}"
+    claimed = "nothing was claimed" if view.claimed is None else f"claimed ε {format_number(view.claimed)}{measured}"
+    return f"view of {view.name}, which sees {view.sees}: {view.outcome or 'no verdict'} ({claimed})"
+
+
+def _node(seen: SeenNode) -> str:
+    """What a server saw of one node, in a few words."""
+    epsilon = "" if seen.epsilon is None else f", ε {format_number(seen.epsilon)}"
+    weight = "" if math.isclose(seen.weight, 1.0, rel_tol=1e-3) else f", weight {format_number(seen.weight)}"
+    missed = {"dropped": seen.dropped, "errors": seen.failed, "no answer": seen.silent}
+    counts = "".join(f", {name} {count}" for name, count in missed.items() if count)
+    return f"node {seen.node}, {format_rounds(seen.rounds)}{epsilon}{weight}{counts}"
 
 
 def figures(result: AuditResult) -> list[tuple[str, float, str]]:
@@ -111,6 +128,11 @@ def figures(result: AuditResult) -> list[tuple[str, float, str]]:
     if result.trainer.accounted_epsilon is not None:
         found.append(("accountant's ε", result.trainer.accounted_epsilon, "quoted by the trainer's accountant"))
     return found
+
+
+def figure_text(name: str, value: float) -> str:
+    """A figure's number as every view shows it."""
+    return format_bound(value) if name in BOUNDS else format_number(value, 4)
 
 
 def client_exposure(result: AuditResult) -> ClientExposure | None:

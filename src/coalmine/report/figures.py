@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from coalmine.argument_checks import printable
+from coalmine.estimators.gaussians import Gaussian, gaussian_epsilon
 from coalmine.evidence.gauges.gauge import GaugeResult
 from coalmine.evidence.ladder import RUNGS, Scores
 from coalmine.evidence.unknown_round import RUNG as UNKNOWN_ROUND
@@ -17,17 +18,18 @@ from coalmine.report.sentences import interval_words
 from coalmine.report.stored_run import Run
 from coalmine.report.svg import draw, one_axes, themed
 from coalmine.report.table_rows import all_rows, main_rows, row_of, table_rows
+from coalmine.report.trade_off import profile
 from coalmine.result.audit_result import AuditResult, Row
 from coalmine.result.rows import POOR_FIT
-from coalmine.result.words import format_number
+from coalmine.result.words import format_bound, format_number
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-MOST_GAUGES = 12
+MOST_GAUGES, MOST_PANELS, MOST_GROUPS = 12, 12, 4
 AMPLIFIED = (
-    "triangle right of the claimed ε is proof, if its attacker does not know the rounds. The claim relies on sampling to "
-    "hide them, so known-round and known-others may lie beyond it."
+    "filled triangle right of the claimed ε refutes it with 95 % confidence, if its attacker does not know the rounds. The "
+    "claim relies on sampling to hide them, so known-round and known-others may lie beyond it."
 )
 
 
@@ -58,6 +60,7 @@ def run_pictures(run: Run) -> list[Picture]:
     pictures = [ladder_picture(result)] if table_rows(result) else []
     fit = plots.loss_fit(result)
     pictures += [] if fit is None else [loss_picture(result, fit)]
+    pictures += profile_pictures(result)
     scores = [group for group in run.shown_scores if group.observed.size >= 2]
     normal = [group for group in scores if group.rung != UNKNOWN_ROUND]  # whose scores follow the accountant's law
     if normal:
@@ -70,8 +73,8 @@ def run_pictures(run: Run) -> list[Picture]:
 def ladder_picture(result: AuditResult) -> Picture:
     """The ladder: one line for each attacker."""
     description = "; ".join(
-        f"{row.name}: ε {format_number(row.epsilon)}{interval_words(row)}, at least {format_number(row.lower_bound)}, "
-        f"at least {format_number(row.lower_bound_gaussian)} if Gaussian, floor {format_number(row.floor)}"
+        f"{row.name}: ε {format_number(row.epsilon)}{interval_words(row)}, at least {format_bound(row.lower_bound)}, "
+        f"at least {format_bound(row.lower_bound_gaussian)} if Gaussian, floor {format_number(row.floor)}"
         for row in table_rows(result)
     )
     analytical = (
@@ -85,7 +88,7 @@ def ladder_picture(result: AuditResult) -> Picture:
         alt=f"Each attacker's ε as one line. {description}.{analytical}",
         caption="From the weakest attacker to the strongest. A dot inside its grey bar means that nothing was detected; a "
         + (
-            "triangle right of the claimed ε is proof."
+            "filled triangle right of the claimed ε refutes it with 95 % confidence."
             if result.claim is None or not result.claim.amplified
             else AMPLIFIED
         ),
@@ -112,6 +115,33 @@ def loss_picture(result: AuditResult, fit: LossFit) -> Picture:
         caption=f"An accountant computes ε from these two curves. The canaries {follow} ({test}). If noise or sampling were "
         "not as claimed, the blue histogram would differ from the orange line.",
     )
+
+
+def profile_pictures(result: AuditResult) -> list[Picture]:
+    """The privacy profile of an attacker who knows the rounds; none if its interval is withheld, or reaches no ε."""
+    try:
+        mu, found = result.mu, result.privacy_profile()
+    except ValueError:
+        return []
+    delta = result.settings.delta
+    ends = [float(gaussian_epsilon(Gaussian(0.0, 1.0), Gaussian(each, 1.0), delta=delta)) for each in (mu.low, mu.high)]
+    if not math.isfinite(mu.high):
+        return []
+    beside = (
+        "" if found.analytical is None or mu.analytical is None else f" μ of the stated noise is {mu.analytical:.3g}."
+    )
+    times = "" if mu.participations is None else f" {mu.participations}×"
+    picture = make_picture(
+        "profile",
+        "δ at every ε",
+        one_axes(profile, result, legend=3),
+        height=3.4,
+        alt=f"δ over ε, on a log axis, for {mu.rung}{times}: μ {mu.mu:.3g}, between {mu.low:.3g} and {mu.high:.3g}. At δ "
+        f"{delta:g} ε lies between {format_number(ends[0])} and {format_number(ends[1])}.{beside}",
+        caption="Guarantees above the band hold for this attacker, and those below it do not: with 95 % confidence for the "
+        "whole curve, if the noise is Gaussian.",
+    )
+    return [picture]
 
 
 def densities_picture(result: AuditResult, scores: Sequence[Scores]) -> Picture:
@@ -301,8 +331,8 @@ def _accuracy_picture(run: Run) -> Picture | None:
 
 
 def comparison_pictures(runs: Sequence[Run]) -> list[Picture]:
-    """Pictures that compare runs: ε against noise, ε against presentations, and densities."""
-    pictures = []
+    """Pictures that compare runs: their ladders, ε against noise, ε against presentations, and densities."""
+    pictures = [_ladders_picture(runs)] if all(table_rows(run.result) for run in runs) else []
     noisy = [(run.noise_multiplier, run.result) for run in runs if run.noise_multiplier is not None]
     if len({noise for noise, _ in noisy}) > 1:
         pictures.append(_noise_picture([(noise, result) for noise, result in noisy if noise is not None]))
@@ -315,6 +345,50 @@ def comparison_pictures(runs: Sequence[Run]) -> list[Picture]:
         if len(groups) > 1:
             pictures.append(_overlay_picture(groups, rung))
     return pictures
+
+
+def _ladders_picture(runs: Sequence[Run]) -> Picture:
+    """A small multiple: the ladder of each run, on one axis of ε."""
+    shown, results = runs[:MOST_PANELS], [run.result for run in runs[:MOST_PANELS]]
+    columns = min(len(shown), 2)
+    rows, most = math.ceil(len(shown) / columns), max(len(table_rows(result)) for result in results)
+
+    def paint(figure: "Figure") -> None:
+        axes = figure.subplots(rows, columns, squeeze=False)
+        for place, ax in enumerate(axes.flat):
+            if place >= len(shown):
+                ax.remove()
+                continue
+            plots.ladder(ax, results[place], beside=results)
+            names = [row.rung for row in table_rows(results[place])]
+            left = [row.rung for row in table_rows(results[place - place % columns])]
+            ax.set_yticks(range(len(names)), [""] * len(names) if place % columns and names == left else names)
+            ax.set_ylim(most - 0.4, -0.7)
+            ax.set_title(_panel_title(place, shown[place]))
+            if place < len(shown) - columns:
+                ax.set_xlabel("")
+        entries = {name: mark for ax in axes.flat for mark, name in zip(*ax.get_legend_handles_labels(), strict=True)}
+        figure.legend(entries.values(), entries.keys(), loc="lower center", ncols=3)
+
+    description = "; ".join(
+        f"{_panel_title(place, run)}: "
+        + ", ".join(f"{row.rung} {format_number(row.epsilon)}" for row in table_rows(run.result))
+        for place, run in enumerate(shown)
+    )
+    more = f" The first {MOST_PANELS} of {len(runs)} runs." if len(runs) > MOST_PANELS else ""
+    return make_picture(
+        "ladders",
+        "The ladder of each run",
+        paint,
+        height=0.9 + rows * (0.75 + 0.22 * most),
+        alt=f"Each attacker's ε, one panel for each run. {description}.",
+        caption=f"All panels have the same axis. The dashed line is the claimed ε.{more}",
+    )
+
+
+def _panel_title(place: int, run: Run) -> str:
+    verdict = "" if run.result.verdict is None or run.result.claim is None else f": {run.result.verdict.outcome}"
+    return f"{place + 1} {_shorten_name(run.name)}{verdict}"
 
 
 def _noise_picture(runs: Sequence[tuple[float, AuditResult]]) -> Picture:
@@ -333,25 +407,33 @@ def _noise_picture(runs: Sequence[tuple[float, AuditResult]]) -> Picture:
     )
 
 
-def presentation_bars(runs: Sequence[Run]) -> list[plots.Bar]:
-    """A bar for each number of presentations, for the strongest rung that all runs have, grouped by noise."""
+def presentation_bars(runs: Sequence[Run], *, by_run: bool = False) -> list[plots.Bar]:
+    """A bar for each number of presentations, for the strongest rung that all runs have, grouped by noise.
+
+    They are grouped by run if two runs with the same noise have different bars for the same number.
+    """
     rung = shared_rung(runs)
     bars: dict[tuple[str, int], plots.Bar] = {}
+    collide = False
     for run in sorted(runs, key=lambda run: (run.noise_multiplier is not None, run.noise_multiplier or 0.0)):
         group = "" if run.noise_multiplier is None else f"noise {format_number(run.noise_multiplier)}"
+        group = _shorten_name(run.name) if by_run else group
         rows = [row for row in all_rows(run.result) if row.rung == rung]
         grouped = [row for row in rows if row.presentations is not None]
         for row in grouped or rows:
             times = row.presentations or run.result.trainer.presentations
             if times:
-                bars.setdefault((group, times), plots.Bar(group, times, row.epsilon, row.lower_bound))
+                bar = plots.Bar(group, times, row.epsilon, row.lower_bound)
+                collide |= bars.setdefault((group, times), bar) != bar
+    if collide and not by_run:
+        return presentation_bars(runs, by_run=True)
     groups = list(dict.fromkeys(bar.group for bar in bars.values()))[:8]
     return [bar for bar in bars.values() if bar.group in groups]
 
 
 def _presentations_picture(bars: Sequence[plots.Bar]) -> Picture:
     description = "; ".join(
-        f"{bar.group} shown {bar.presentations}×: {format_number(bar.epsilon)}, at least {format_number(bar.lower_bound)}"
+        f"{bar.group} shown {bar.presentations}×: {format_number(bar.epsilon)}, at least {format_bound(bar.lower_bound)}"
         for bar in bars
     )
     return make_picture(
@@ -381,12 +463,16 @@ def overlay(runs: Sequence[Run], rung: str) -> dict[str, Scores | Row]:
             if group.rung == rung and group.observed.size >= 10 and np.ptp(group.observed) > 0
         ]
         candidates = candidates or [*run.result[rung].rows]
-        if len(runs) > 2:  # one line for each run: the group with the most presentations
-            candidates = sorted(candidates, key=lambda group: group.presentations or 0)[-1:]
+        if len(runs) > 2 or len(candidates) > MOST_GROUPS:  # one line for each run: its largest group
+            candidates = [max(candidates, key=lambda group: (_size(group), group.presentations or 0))]
         for group in candidates:
             times = f" {group.presentations}×" if (group.presentations or 1) > 1 else ""
             groups[f"{place} {_shorten_name(run.name)}{times}"] = group
     return dict(list(groups.items())[:24])
+
+
+def _size(group: Scores | Row) -> int:
+    return group.canaries if isinstance(group, Row) else group.observed.size
 
 
 def _overlay_picture(groups: dict[str, Scores | Row], rung: str) -> Picture:

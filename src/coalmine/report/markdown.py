@@ -6,8 +6,8 @@ from typing import Any
 
 from coalmine.argument_checks import one_line
 from coalmine.report.advice import next_steps
-from coalmine.report.brief import answers
-from coalmine.report.details import claim_basis, client_exposure, figures, folded_line, tensor_names
+from coalmine.report.brief import answers, item_status
+from coalmine.report.details import claim_basis, client_exposure, figure_text, figures, folded_line, tensor_names
 from coalmine.report.sentences import ATTACKERS, LEGS, assumptions, meaning, run_sentence, scope_sentence, shorten
 from coalmine.report.stored_run import Run
 from coalmine.report.table_rows import (
@@ -21,7 +21,7 @@ from coalmine.report.table_rows import (
     top_row,
 )
 from coalmine.result.audit_result import AuditResult
-from coalmine.result.words import Words, format_interval, format_number
+from coalmine.result.words import Words, format_bound, format_interval, format_number
 from coalmine.version import __version__
 
 
@@ -68,7 +68,7 @@ def _run_markdown(run: Run, *, published: bool) -> str:
     parts = [f"## {escape_markdown(run.name)}", f"**{escape_markdown(run_sentence(run))}**"]
     parts.append(_table(["", "answer"], [[label, words.say(text)] for label, text in answers(result)]))
     parts += [escape_markdown(text) for text in (shorten(reason), scope_sentence(result)) if text]
-    numbers = [[name, format_number(value), words.say(detail)] for name, value, detail in figures(result)]
+    numbers = [[name, figure_text(name, value), words.say(detail)] for name, value, detail in figures(result)]
     if numbers:
         parts.append(_table(["number", "ε", "details"], numbers))
     if result.legs:
@@ -84,7 +84,7 @@ def _run_markdown(run: Run, *, published: bool) -> str:
         )
     if result.audited:
         parts.append("What was audited:")
-        cells = [[item.name, item.status, words.say(item.detail)] for item in result.audited]
+        cells = [[item.name, item_status(result, item), words.say(item.detail)] for item in result.audited]
         parts.append(_table(["item", "status", "reason"], cells))
     if top is not None:
         parts.append(meaning(top.epsilon, result.settings.delta))
@@ -130,8 +130,8 @@ def _attackers_section(result: AuditResult) -> list[str]:
             ATTACKERS.get(row.rung, "an attack of your own"),
             f"{format_number(row.epsilon)} (std fitted)" if row.std_fitted else format_number(row.epsilon),
             format_interval(row.interval),
-            format_number(row.lower_bound_gaussian),
-            format_number(row.lower_bound),
+            format_bound(row.lower_bound_gaussian),
+            format_bound(row.lower_bound),
             format_number(row.floor),
             format_number(row.paper_epsilon),
             format_number(row.paper_lower_bound),
@@ -201,7 +201,11 @@ def _overview_table(runs: Sequence[Run]) -> str:
         accuracy = "–" if run.accuracy is None else f"{run.accuracy:.1%}"
         figures = ["–"] * 4
         if top is not None:
-            figures = [top.name, *map(format_number, (top.epsilon, top.lower_bound_gaussian, top.lower_bound))]
+            figures = [
+                top.name,
+                format_number(top.epsilon),
+                *map(format_bound, (top.lower_bound_gaussian, top.lower_bound)),
+            ]
         rows.append(
             [
                 run.name,

@@ -98,6 +98,7 @@ QUESTIONS = {  # by audited item
     "participations": "Did the canaries take part as often as the claim says a client does?",
     "others": "Does others match the sum of the real clients in each round?",
     "rows": "Does a real client move the sum by at most the clip norm, and nothing else?",
+    "records": "Do the model's outputs tell which records were in its training data?",
 }
 
 LEGS = {  # the question of each part of an amplified claim

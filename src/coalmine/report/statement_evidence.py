@@ -19,7 +19,7 @@ from coalmine.report.statement_item import (
 )
 from coalmine.report.table_rows import TableRow, top_row
 from coalmine.result.audit_result import AuditResult
-from coalmine.result.words import Words, format_interval, format_rounds
+from coalmine.result.words import Words, format_bound, format_interval, format_rounds
 
 NO_LEGS = "no separate leg: the claim does not rely on sampling"
 NO_CLAIM = "none: nothing was claimed"
@@ -89,12 +89,12 @@ def _measured_items(top: TableRow | None) -> Iterator[Item]:
     if math.isnan(top.lower_bound):
         yield missing_item(keys[2], labels[2])
     else:
-        text = f"{format_value(top.lower_bound)}: valid with 95 % confidence for any law of the scores"
+        text = f"{format_bound(top.lower_bound)}: valid with 95 % confidence for any law of the scores"
         yield make_item(keys[2], labels[2], text, top.lower_bound, basis=OBSERVED)
     if top.lower_bound_gaussian is None:
         yield make_item(keys[3], labels[3], f"withheld: {top.gaussian.withheld or 'there are no scores'}")
     else:
-        text = f"{format_value(top.lower_bound_gaussian)}: valid with 95 % confidence {assumption(top.rung)}"
+        text = f"{format_bound(top.lower_bound_gaussian)}: valid with 95 % confidence {assumption(top.rung)}"
         yield make_item(keys[3], labels[3], text, top.lower_bound_gaussian, basis=OBSERVED)
 
 

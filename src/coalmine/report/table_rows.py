@@ -238,8 +238,8 @@ def ladder_table(result: AuditResult) -> tuple[list[str], list[list[str]]]:
             f"{row.rung}, pooled" if row.pooled else row.rung,
             "" if row.presentations is None else f"{row.presentations}×",
             *measured_cells(row),
-            format_bound(row.lower_bound_gaussian, row.gaussian.interval),
-            format_bound(row.lower_bound, row.interval),
+            format_bound(row.lower_bound_gaussian),
+            format_bound(row.lower_bound),
             *map(format_number, (row.floor, row.paper_epsilon, row.paper_lower_bound)),
             rung_verdict(result, row.rung),
         ]

@@ -30,6 +30,7 @@ from coalmine.result.trainer_section import TrainerSection
 from coalmine.verdict.alarm import Alarm
 from coalmine.verdict.claim import TERMS, Claim
 from coalmine.verdict.coverage import AuditedItem
+from coalmine.verdict.scored_records import ScoredRecords
 from coalmine.verdict.verdict import NO_VERDICT, Verdict
 
 CLAIM_FIELDS = ("sensitivity", "sampling", "noise_multiplier", "sampler_observed", *TERMS)  # stored if a claim has them
@@ -201,6 +202,11 @@ class AuditResult:
     def interval(self) -> tuple[float, float] | None:
         """The interval of `epsilon`."""
         return None if self.headline is None else self.headline.interval
+
+    @property
+    def records(self) -> ScoredRecords | None:
+        """What the model's outputs tell about data canaries; None without any."""
+        return next((item.scored for item in self.audited if item.scored is not None), None)
 
     @property
     def notes(self) -> tuple[str, ...]:

@@ -39,6 +39,7 @@ from coalmine.verdict.findings.missing import PipelineDiffers
 from coalmine.verdict.mechanism_claim import judge, judge_unclaimed
 from coalmine.verdict.outcome import PASS, VIOLATION
 from coalmine.verdict.replayed_rows import judge_rows
+from coalmine.verdict.scored_records import judge_records
 from coalmine.verdict.verdict import Verdict
 
 LEAST_NOISE = 1e-3  # noise multiplier below which every score is certain
@@ -91,6 +92,7 @@ def derive_result(
     verdict = _with_rows(
         verdict, audited, None if claim is None else context_of(claim, rungs, gauges, run, _needs(sampled))
     )
+    verdict = _with_records(verdict, audited, claim, max(log.numbers, default=0))
     verdict = _without_pass(verdict, audited)
     notes += _equal_noise(claim, run) + gauge_reader.notes()
     notes += _one_look(log, settings, verdict, alarm)
@@ -161,6 +163,16 @@ def _with_rows(verdict: Verdict | None, audited: Iterable[AuditedItem], context:
     if verdict is None or context is None or item is None or item.replayed is None:
         return verdict
     return judge_rows(verdict, item.replayed, context)
+
+
+def _with_records(
+    verdict: Verdict | None, audited: Iterable[AuditedItem], claim: Claim | None, rounds: int
+) -> Verdict | None:
+    """The verdict with what outputs of the model tell about inserted records."""
+    scored = next((item.scored for item in audited if item.scored is not None), None)
+    if verdict is None or claim is None or scored is None:
+        return verdict
+    return judge_records(verdict, scored, claim, rounds)
 
 
 def _replaced(claim: Claim | None, judged: Claim) -> list[str]:

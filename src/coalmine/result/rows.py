@@ -9,12 +9,12 @@ from scipy.special import ndtri
 from coalmine.estimators.all_iterates import estimate_from_iterates
 from coalmine.estimators.amplification import AmplifiedEpsilon, amplified_epsilon
 from coalmine.estimators.bounds import epsilon_lower_bound
-from coalmine.estimators.final_model import estimate_from_final
-from coalmine.estimators.gaussian_fit import EpsilonEstimate, VarianceChoice, epsilon_estimate
+from coalmine.estimators.gaussian_fit import EpsilonEstimate, VarianceChoice, epsilon_estimate, fitted_epsilon
 from coalmine.estimators.gaussians import Gaussian
 from coalmine.estimators.intervals import Floor, Interval
 from coalmine.estimators.loss_law import allocation_laws, loss_epsilon
 from coalmine.estimators.normality import AndersonDarling
+from coalmine.estimators.null import CosineNull
 from coalmine.estimators.sampling import RandomAllocation, Sampling
 from coalmine.evidence.gaussian_bound import (
     CONFIDENCE,
@@ -211,11 +211,9 @@ def _estimate(scores: Scores, settings: Settings) -> EpsilonEstimate | None:
 def _paper_epsilon(scores: Scores, settings: Settings) -> float:
     """The paper's estimate: fitted std, and against N(0, 1/d) for the final model (Algorithm 2)."""
     if scores.rung.startswith("final"):
-        return estimate_from_final(scores.observed * scores.units, dim=settings.dim, delta=settings.delta).epsilon
+        return fitted_epsilon(scores.observed * scores.units, null=CosineNull(settings.dim), delta=settings.delta)
     assert scores.null is not None
-    return epsilon_estimate(
-        scores.observed, null=scores.null, delta=settings.delta, variance="fitted", confidence=None
-    ).epsilon
+    return fitted_epsilon(scores.observed, null=scores.null, delta=settings.delta)
 
 
 def _warnings(scores: Scores, estimate: EpsilonEstimate) -> tuple[str, ...]:

@@ -28,6 +28,35 @@ class FunctionCheck:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SeenNode:
+    """What a server saw of one node: its released rounds, their ε under the stated noise, its largest part in one round.
+
+    `weight` is relative to an equal part. `dropped`, `failed` and `silent` count replies that were dropped, errors and
+    rounds without an answer.
+    """
+
+    node: int
+    rounds: int = 0
+    epsilon: float | None = None
+    weight: float = 1.0
+    dropped: int = 0
+    failed: int = 0
+    silent: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class SeenView:
+    """The audit of what somebody else than the public sees: its name, what they see, claim, measured ε and verdict."""
+
+    name: str
+    sees: str
+    outcome: str | None = None
+    reason: str | None = None
+    claimed: float | None = None
+    measured: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class TrainerSection:
     """The trainer's own part of a result; None where it says nothing. Its entries are on the top level of result.json.
 
@@ -35,6 +64,7 @@ class TrainerSection:
         name: The integration that wrote it; None for `coalmine run` and for a loop of one's own.
         task, title, level, engine: The task, the name of its data, its unit (client or example), the engine.
         accuracy: The accuracy of the final model on examples that took no part in training.
+        accuracy_without_dp: That of the same model if it is trained without DP and without canaries.
         noise, noise_multiplier: The scheme of the noise, and its standard deviation over the clip norm.
         update_noise_multiplier, update_epsilon: The part of an adaptive clip's noise that the updates get, and its ε.
         count_noise_multiplier, count_epsilon: The same for its count.
@@ -44,6 +74,8 @@ class TrainerSection:
         population, client_rounds, client_epsilon: The number of clients, the rounds of one of them, and its analytical ε.
         client_exposure: Whether these belong to an average client or to the most exposed one.
         client_participations: The largest number of rounds in which a client was seen.
+        nodes: What the server saw of its nodes, the most exposed first.
+        views: The audits of what others than the public see.
         secret_seed: Whether the canaries' seed is secret.
         accounted_epsilon: The ε that the trainer's accountant quotes after training.
         claimed_late: Whether the claim was made after training.
@@ -61,6 +93,7 @@ class TrainerSection:
     level: str | None = None
     engine: str | None = None
     accuracy: float | None = None
+    accuracy_without_dp: float | None = None
     noise: str | None = None
     noise_multiplier: float | None = None
     update_noise_multiplier: float | None = None
@@ -76,6 +109,8 @@ class TrainerSection:
     client_epsilon: float | None = None
     client_exposure: Literal["average", "most exposed"] | None = None
     client_participations: int | None = None
+    nodes: tuple[SeenNode, ...] = ()
+    views: tuple[SeenView, ...] = ()
     secret_seed: bool | None = None
     accounted_epsilon: float | None = None
     claimed_late: bool | None = None
@@ -141,8 +176,10 @@ def _converted(name: str, stored: Any, kind: Any) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, FunctionCheck):
+    if isinstance(value, FunctionCheck | SeenNode | SeenView):
         return vars(value)
     if isinstance(value, PipelineRecord):
         return value.to_dict()
-    return list(value) if isinstance(value, Iterable) and not isinstance(value, str | Mapping) else value
+    if isinstance(value, Iterable) and not isinstance(value, str | Mapping):
+        return [_plain(each) for each in value]
+    return value

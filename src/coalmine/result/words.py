@@ -46,42 +46,23 @@ def format_measured(value: float, interval: tuple[float, float] | None) -> tuple
     if interval is None or not all(map(math.isfinite, (value, *interval))) or interval[0] >= interval[1]:
         ends = "" if interval is None else f"{format_number(interval[0], 2)} … {format_number(interval[1], 2)}"
         return format_number(value, 2), ends
-    decimals = decimals_of(interval)
+    decimals = max(-math.floor(math.log10((interval[1] - interval[0]) / 2)), 0)
     texts = [f"{number:,.{decimals}f}" for number in (value, *interval)]
     return texts[0], f"{texts[1]} … {texts[2]}"
 
 
-def decimals_of(interval: tuple[float, float]) -> int:
-    """The decimals that an interval of two different ends leaves meaningful."""
-    return max(-math.floor(math.log10((interval[1] - interval[0]) / 2)), 0)
+def format_bound(bound: float | None) -> str:
+    """A lower bound with two digits, or three from 10 on, never rounded up.
 
-
-def rounded_down(value: float) -> str:
-    """A bound with two digits, or three from 10 on, never rounded up.
-
-    >>> rounded_down(10.67), rounded_down(3.19), rounded_down(0.0519), rounded_down(7.0)
-    ('10.6', '3.1', '0.051', '7.0')
+    >>> format_bound(10.67), format_bound(3.19), format_bound(0.0519), format_bound(7.0), format_bound(None)
+    ('10.6', '3.1', '0.051', '7.0', '–')
     """
-    if value <= 0 or not math.isfinite(value):
-        return format_number(max(value, 0.0))
-    size = math.floor(math.log10(value))
+    if bound is None or bound <= 0 or not math.isfinite(bound):
+        return format_number(bound if bound is None else max(bound, 0.0))
+    size = math.floor(math.log10(bound))
     digits = 3 if size > 0 else 2
     unit = 10.0 ** (size - digits + 1)
-    return f"{math.floor(value / unit + 1e-9) * unit:.{max(digits - 1 - size, 0)}f}"
-
-
-def format_bound(bound: float | None, interval: tuple[float, float] | None) -> str:
-    """A lower bound, never rounded up, in the decimals that the estimate's interval leaves meaningful, or in one digit.
-
-    >>> format_bound(5.4321, (4.912, 6.021)), format_bound(0.98721, (0.97, 0.9967)), format_bound(0.497, (3.1, 6.2))
-    ('5.4', '0.98', '0.4')
-    """
-    if bound is None or not math.isfinite(bound):
-        return format_number(bound)
-    if interval is None or not all(map(math.isfinite, interval)) or interval[0] >= interval[1]:
-        return rounded_down(bound)
-    decimals = max(decimals_of(interval), 0 if bound <= 0 else -math.floor(math.log10(bound)))
-    return f"{math.floor(bound * 10**decimals + 1e-9) / 10**decimals:.{decimals}f}"
+    return f"{math.floor(bound / unit + 1e-9) * unit:,.{max(digits - 1 - size, 0)}f}"
 
 
 def format_rounds(count: int, step: str = STEP) -> str:

@@ -1,5 +1,6 @@
 """DP-FedAvg with canaries (Algorithms 2 and 3), and DP-SGD, which treats each example as a client."""
 
+import math
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -218,6 +219,15 @@ class Training:
         test = self.task.test
         unscored = self.task.unscored_labels
         return accuracy(self.task.model, state.model_vector, test.inputs, test.labels, unscored=unscored)
+
+    def accuracy_without_dp(self) -> float:
+        """The accuracy of the same model, trained on the same rounds' clients without clip, noise and canaries."""
+        state = self.initial_state()
+        for number in range(1, self.config.rounds + 1):
+            clients = self.cohorts.of_round(number).clients
+            total, _ = self.clients_sum(state.model_vector, clients, number, math.inf)
+            state.model_vector += server_step(total / (len(clients) or 1), state.server, number, self.config.server)
+        return self.evaluate(state)
 
     def _stream(self, purpose: str, number: int) -> torch.Generator:
         return torch_stream(self.config.seed, purpose, number, device=self.config.engine.device)

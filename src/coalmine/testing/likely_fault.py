@@ -9,13 +9,20 @@ from coalmine.known_faults import evidence_of_gauges
 from coalmine.result.audit_result import AuditResult
 from coalmine.testing.tested_mechanism import Mechanism
 from coalmine.verdict.findings.canaries import ShortCanaries
-from coalmine.verdict.findings.checks import ClientTooLoud, NoiseFollowsData, ShrunkByOthers, SilentCoordinates
+from coalmine.verdict.findings.checks import (
+    ClientTooLoud,
+    NoiseFollowsData,
+    ReplyMovesTooFar,
+    ShrunkByOthers,
+    SilentCoordinates,
+)
 from coalmine.verdict.findings.finding import Finding
 from coalmine.verdict.findings.gauges import GaugeReading
 from coalmine.verdict.outcome import Outcome
 
 APART = 4.0  # standard errors by which two measured norms must differ
 UNCLIPPED = 50.0  # ratio of the measured norms at 1,000 and 10 clip norms: 100 without clipping, 1 with it
+SINGLE = ("independent", "one-hot", "sparse")  # updates that do not meet, where a client moves its own part
 REPEATED = (
     "the noise of one call is repeated in another, in whole or in part. Draw new noise in every call: seed the generator "
     "once, outside. If the noise is meant to be correlated, declare it with noise=…"
@@ -103,6 +110,10 @@ def _fault_of_single_clients(
     """The fault if single clients, or updates of a special shape, refuted the claim."""
     if pattern == "clients":
         return "one client counts for more than the others. Look for a client that is added twice, or is not clipped"
+    if isinstance(finding, ReplyMovesTooFar):
+        if finding.updates in SINGLE:
+            return "one client counts for more than its clip norm. Look for a client that is added twice, or is not clipped"
+        return "one client changes how much the others count. Scale each client's update by its own norm alone"
     if pattern not in ("one-hot", "sparse", "flat"):
         return None
     if isinstance(finding, SilentCoordinates):

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from coalmine.argument_checks import WrongTypeError, short_repr
+from coalmine.argument_checks import WrongTypeError, names_neighbours, short_repr
 from coalmine.audit import Seed
 from coalmine.canaries.secret import secret_seed
 from coalmine.canaries.seeds import seed_bytes
@@ -37,13 +37,14 @@ from coalmine.testing.call_plan import (
 )
 from coalmine.testing.likely_fault import TrialReading, likely_fault
 from coalmine.testing.release_calls import ROUNDED_NOISE, Progress, ReleaseTrials
+from coalmine.testing.replayed_calls import ReplayedCalls, replay_calls
 from coalmine.testing.shaped_calls import ShapedPattern, shaped_patterns
 from coalmine.testing.tested_mechanism import Adjacency, Aggregate, Mechanism, checked_mechanism
 from coalmine.testing.update_arrays import Form
 from coalmine.verdict.claim_context import ROUNDED
 from coalmine.verdict.coverage import AuditedItem, Status
 from coalmine.verdict.findings.canaries import UnevenScores
-from coalmine.verdict.findings.checks import NoiseFollowsData, ShrunkByOthers
+from coalmine.verdict.findings.checks import NoiseFollowsData, ReplyMovesTooFar, ShrunkByOthers
 from coalmine.verdict.findings.finding import Significance
 from coalmine.verdict.findings.gauges import GaugeReading, NoisePartlyLeft, NoiseRemovable, OutsideLimits
 from coalmine.verdict.findings.power import DetectableInCalls, EnoughPower, PowerFacts, TooFewCalls
@@ -62,6 +63,7 @@ NO_NOISE = 1e-3  # share of the noise below which the rest hides nothing
 MARGIN = 1.2  # factor by which a gauge may exceed its limit by chance
 
 
+@names_neighbours
 def check_private(
     release: Callable[..., Any],
     *,
@@ -162,7 +164,7 @@ def _check(mechanism: Mechanism, seed: bytes, progress: Progress | None) -> tupl
     while mechanism.noise is None and not trials.detected(main) and trials.count(main) < most:
         for _ in range(plan.groups):
             trials.make(main, trials.count(main))
-    return _combined(mechanism, [pattern for pattern, _ in patterns], shaped, trials)
+    return _combined(mechanism, [pattern for pattern, _ in patterns], shaped, trials, seed)
 
 
 def _plan(mechanism: Mechanism) -> tuple[CallPlan, list[tuple[Pattern, int]], list[ShapedPattern]]:
@@ -202,7 +204,7 @@ def _plan(mechanism: Mechanism) -> tuple[CallPlan, list[tuple[Pattern, int]], li
 
 
 def _combined(
-    mechanism: Mechanism, patterns: list[Pattern], shaped: list[ShapedPattern], trials: ReleaseTrials
+    mechanism: Mechanism, patterns: list[Pattern], shaped: list[ShapedPattern], trials: ReleaseTrials, seed: bytes
 ) -> tuple[AuditResult, bool]:
     """The result of the first pattern, or of another one that refutes the claim, with the details of the check.
 
@@ -223,6 +225,12 @@ def _combined(
         result, name = _by_client(patterns, shaped, trials, result, name)
     if mechanism.noise is None and not _refuted(result):
         result = _compared(mechanism, patterns, shaped, trials, result)
+    replayed: ReplayedCalls | None = None
+    if mechanism.noise is None and not _refuted(result) and not isinstance(_verdict(result).finding, GaugeReading):
+        replayed = replay_calls(mechanism, seed)
+        if (proof := replayed.finding(mechanism)) is not None:
+            result = replace(result, verdict=Verdict(finding=proof), headline=replayed.headline(mechanism))
+            name = "replay"
     readings = {pattern.name: trials.reading(pattern) for pattern in patterns}
     readings |= {pattern.name: trials.shaped_reading(pattern) for pattern in shaped}
     verdict = _verdict(result)
@@ -233,7 +241,11 @@ def _combined(
         found = DetectableInCalls if isinstance(verdict.finding, EnoughPower) else TooFewCalls
         result = replace(result, verdict=replace(verdict, finding=found(**facts)))
     certain = mechanism.noise is None and _is_certain(verdict, trials.excess(decided))
-    return _described(mechanism, main, trials, result, name, readings, verdicts), certain
+    described = _described(mechanism, main, trials, result, name, readings, verdicts)
+    if replayed is not None:
+        items = (replayed.item(mechanism) if item.name == "rows" else item for item in described.audited)
+        described = replace(described, audited=tuple(items))
+    return described, certain
 
 
 def _described(
@@ -393,6 +405,8 @@ def _is_certain(verdict: Verdict, p_value: float) -> bool:
     Any other one is repeated. `p_value` is that of the mean score in the calls that decided.
     """
     finding = verdict.finding
+    if isinstance(finding, ReplyMovesTooFar):
+        return True
     if isinstance(finding, NoiseRemovable):  # without a share that is left, the attacker can remove all noise
         return not isinstance(finding, NoisePartlyLeft) or p_value <= CERTAIN
     if verdict.outcome == Outcome.VIOLATION:

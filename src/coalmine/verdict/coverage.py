@@ -20,6 +20,7 @@ from coalmine.evidence.views import RoundViews
 from coalmine.measure.settings import Settings
 from coalmine.verdict.findings.amplified import PickFacts
 from coalmine.verdict.replayed_rows import UNTESTED, ReplayedRows
+from coalmine.verdict.scored_records import ScoredRecords
 from coalmine.verdict.verdict import Verdict
 
 Status = Literal["checked", "failed", "not checked", "cannot be checked", "does not apply"]
@@ -34,6 +35,7 @@ ITEMS = (
     "participations",
     "others",
     "rows",
+    "records",
 )
 NAMED = 12  # most tensors that a sentence names
 
@@ -43,7 +45,8 @@ class AuditedItem:
     """One item of the list: its name from `ITEMS`, its status, and the reason in one sentence.
 
     An integration states "failed" if it saw that the item is not as claimed: then there is no PASS. `source` is where the
-    statement comes from: the audit itself, or its pipeline. `replayed` holds the replayed steps of the item "rows".
+    statement comes from: the audit itself, or its pipeline. `replayed` holds the replayed steps of the item "rows", `scored`
+    the scores of the item "records", which only audits with data canaries have.
     """
 
     name: str
@@ -51,6 +54,7 @@ class AuditedItem:
     detail: str
     source: Source = "pipeline"
     replayed: ReplayedRows | None = None
+    scored: ScoredRecords | None = None
 
     def __post_init__(self) -> None:
         one_of("an audited item", self.name, ITEMS)
@@ -65,7 +69,8 @@ class AuditedItem:
 
     def to_dict(self) -> dict[str, Any]:
         values = {"status": self.status, "detail": self.detail, "source": self.source}
-        return values if self.replayed is None else values | {"replayed": self.replayed.to_dict()}
+        held = {"replayed": self.replayed, "scored": self.scored}
+        return values | {name: part.to_dict() for name, part in held.items() if part is not None}
 
     @classmethod
     def of_rows(cls, replayed: ReplayedRows) -> "AuditedItem":
@@ -73,6 +78,11 @@ class AuditedItem:
         if not replayed.shown:
             return cls("rows", "not checked", replayed.sentence(), replayed=replayed)
         return cls("rows", "checked" if replayed.holds else "failed", replayed.sentence(), replayed=replayed)
+
+    @classmethod
+    def of_records(cls, scored: ScoredRecords) -> "AuditedItem":
+        """The item "records": what outputs of the model tell about inserted records."""
+        return cls("records", "checked", scored.sentence(), scored=scored)
 
 
 class CoverageReader:
@@ -131,7 +141,7 @@ def audited_items(
     items = {item.name: replace(item, source="audit") for item in own}
     tested = items["sampler"].status == "checked"
     items |= {item.name: item for item in given if item.name != "sampler" or not tested or item.status == "failed"}
-    return tuple(items[name] for name in ITEMS)
+    return tuple(items[name] for name in ITEMS if name in items)
 
 
 def _level(facts: CoverageReader, results: Results, unobserved: int) -> AuditedItem:

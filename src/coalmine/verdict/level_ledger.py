@@ -15,6 +15,7 @@ from coalmine.verdict.findings.noise import (
     MeanTooHigh,
     RoundAboveClaim,
 )
+from coalmine.verdict.findings.records import RecordsAboveClaim
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +55,12 @@ LEDGER = (
         level=levels.SCAN_LEVEL,
         place="`known-others`",
         shared="equally by all single rounds",
+    ),
+    Level(
+        findings=(RecordsAboveClaim,),
+        level=levels.RECORDS_LEVEL,
+        place="`black-box`, `black-box-iterates`",
+        shared="equally by the two if both are scored",
     ),
     Level(
         findings=(NoiseRemovable,),

@@ -96,13 +96,14 @@ def estimate_from_scores(
     delta: float,
     claim: Claim | None,
     known_others: bool,
-    method: str,
+    method: str | None,
     variance: Variance,
     confidence: float,
 ) -> ScoresEstimate:
     """Epsilon from the scores of canaries that took part once, and the verdict if there is a claim.
 
-    With `known_others` the other clients' updates were subtracted, so that only noise hides a canary.
+    With `known_others` the other clients' updates were subtracted, so that only noise hides a canary. `method` is that of
+    the lower bound; by default "ranks" against unobserved scores, or else "simultaneous".
     """
     observed, null = canaries.observed, canaries.null
     estimate = epsilon_estimate(
@@ -115,9 +116,11 @@ def estimate_from_scores(
         verdict = judge_scores(canaries, estimate, claim, delta=delta, known_others=known_others)
         if verdict.outcome == "UNDERPOWERED" and not known_others and _unobserved(null) is None:
             verdict = Verdict(finding=PossiblyHidden())
-    bound = epsilon_lower_bound(observed, null=null, method=method, **settings)
     unobserved = null if isinstance(null, np.ndarray) else None
-    gaussian = scores_bound(estimate, unobserved, observed.size, _dof(canaries), **settings)
+    best = "simultaneous" if unobserved is None else "ranks"
+    method = method or best
+    bound, any_law = (epsilon_lower_bound(observed, null=null, method=each, **settings) for each in (method, best))
+    gaussian = scores_bound(estimate, observed, unobserved, _dof(canaries), **settings)
     return ScoresEstimate(
         canaries=canaries,
         delta=delta,
@@ -125,7 +128,7 @@ def estimate_from_scores(
         method=method,
         confidence=confidence,
         lower_bound=bound,
-        gaussian=gaussian.beside(epsilon_lower_bound(observed, null=null, delta=delta, confidence=confidence)),
+        gaussian=gaussian.beside(any_law),
         ceiling=lower_bound_ceiling(observed.size, unobserved=_unobserved(null), method=method, **settings),
         paper_epsilon=gaussian_epsilon(fitted_null, fitted, delta=delta),
         paper_lower_bound=epsilon_lower_bound(observed, null=null, method="paper", **settings),

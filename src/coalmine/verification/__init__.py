@@ -2,6 +2,5 @@
 
 from coalmine.verification.audit_check import judge_again, verify_run
 from coalmine.verification.check import Check
-from coalmine.verification.model_check import INITIAL
 
-__all__ = ["INITIAL", "Check", "judge_again", "verify_run"]
+__all__ = ["Check", "judge_again", "verify_run"]

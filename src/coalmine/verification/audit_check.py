@@ -4,6 +4,7 @@ A check holds, does not hold, or could not be made. An audit is verified only if
 made states the missing input.
 """
 
+import importlib
 import json
 import re
 from dataclasses import replace
@@ -18,7 +19,7 @@ from coalmine.canaries.seeds import is_guessable
 from coalmine.log.commitment import COMMITMENT_VERSION, TOLERANCE, json_equal
 from coalmine.log.files import json_ready
 from coalmine.log.mapped_rounds import LogReader
-from coalmine.log.result_file import PIPELINE_ITEMS, logged_entries
+from coalmine.log.result_file import PIPELINE_ITEMS
 from coalmine.log.round_schema import check_fit
 from coalmine.log.rounds_file import DIGEST
 from coalmine.log.run_directory import RunDirectory
@@ -30,7 +31,8 @@ from coalmine.result.derivation import derive_result
 from coalmine.verdict.claim import Claim
 from coalmine.verification.check import Check, Evidence
 from coalmine.verification.claim_check import check_claim
-from coalmine.verification.model_check import check_model, initial_file
+from coalmine.verification.model_check import check_model, final_file, initial_file
+from coalmine.verification.trainer_check import check_trainer
 
 MATCHES = "the seed, the settings and the statement match the commitment published before round 1"
 DIFFERS = (
@@ -38,8 +40,8 @@ DIFFERS = (
     "they were changed afterwards"
 )
 SHA256 = 32  # bytes
+PLAN_CHECK = "coalmine.simulation.plan_check"  # found by its name, since `simulation` is built on audits
 DERIVED = ("reason",)  # entries that are generated from others, in words that may change
-UNCOMMITTED = ("analytical_epsilon", "population", "noise_multiplier")  # numbers that a trainer knows before round 1
 ADDED = ("log_digest", "schema_version")  # entries that a result has only in its file
 
 
@@ -54,9 +56,9 @@ def verify_run(
 ) -> list[Check]:
     """Every check on a run directory.
 
-    `model` is the final model as one .npy row, and `initial` the initial one: by default initial.npy of the directory, if
-    the audit committed to it. `commitment` and `log_digest` were recorded elsewhere, before round 1 and after the last
-    round. Without them, the owner of the directory could have made all of it up later.
+    `model` is the final model as one .npy row, and `initial` the initial one: by default model.npy and initial.npy of the
+    directory, if the audit committed to the initial one. `commitment` and `log_digest` were recorded elsewhere, before
+    round 1 and after the last round. Without them, the owner of the directory could have made all of it up later.
     """
     seed = secret_seed(seed)  # a traceback may show this frame
     _check_digest("commitment", commitment, 2 * SHA256)
@@ -72,7 +74,7 @@ def verify_run(
     opens = published.opens_to(seed, settings, statement)
     if misfit := _misfit(known):
         return [Check("commitment", opens, MATCHES if opens else DIFFERS), Check("log", False, misfit)]
-    cosines, added = check_model(known, model, initial_file(path, statement, initial))
+    cosines, added = check_model(known, final_file(path, known, model), initial_file(path, statement, initial))
     return [
         Check("commitment", opens, MATCHES if opens else DIFFERS),
         _secrecy(known),
@@ -83,13 +85,29 @@ def verify_run(
         _schedule(known),
         cosines,
         added,
-        _trainer(known),
+        check_trainer(known),
+        *_planned(known),
         _derived(known),
     ]
 
 
+def _planned(known: Evidence) -> list[Check]:
+    """For a directory of `coalmine run`, whether everything follows from its config."""
+    if known.config is None or "trainer" in known.config or not {"task", "privacy"} <= known.config.keys():
+        return []
+    try:
+        check: Check = importlib.import_module(PLAN_CHECK).check_plan(known)
+    except ImportError as error:
+        check = Check(
+            "plan", None, f"to make the plan again from config.toml: pip install 'coalmine[simulation]' ({error})"
+        )
+    return [check]
+
+
 def _misfit(known: Evidence) -> str | None:
-    """The reason why the log cannot be one of these settings; None if it can."""
+    """The reason why the log cannot be that of a finished run with these settings; None if it can."""
+    if known.log.left_over and known.log.outcome is not None:
+        return f"{known.log.left_over} bytes follow the end of the finished log: they were added later"
     try:
         for item in (*known.log.kept, *([] if known.log.final is None else [known.log.final])):
             check_fit(item, known.settings)
@@ -131,7 +149,7 @@ def _noted(name: str, noted: str | None, there: str, when: str, what: str) -> Ch
 
 def _rounds(known: Evidence, *, all_released: bool) -> Check:
     """Whether all planned rounds are in the log; `all_released` means that no release is missing from the final model."""
-    planned = known.settings.rounds or (known.config or {}).get("rounds")
+    planned = known.settings.rounds or known.statement.rounds or (known.config or {}).get("rounds")
     numbers = known.log.numbers
     if not isinstance(planned, int):
         return Check("rounds", None, f"the audit has {len(numbers)} rounds; their number was not fixed before round 1")
@@ -139,6 +157,8 @@ def _rounds(known: Evidence, *, all_released: bool) -> Check:
     stopped = known.stored.get("alarm") if consecutive and len(numbers) < planned else None
     if isinstance(stopped, dict) and known.stored.get("verdict") == "VIOLATION":
         return Check("rounds", True, f"the alarm stopped the run after {len(numbers)} of {planned} planned rounds")
+    if consecutive and len(numbers) > planned:
+        return Check("rounds", False, f"{len(numbers)} rounds ran, and {planned} were planned before round 1")
     if not consecutive or len(numbers) != planned:
         missing = planned - sum(1 <= number <= planned for number in set(numbers))
         return Check("rounds", False, f"{missing} of {planned} planned rounds are missing")
@@ -190,62 +210,6 @@ def _not_drawn(known: Evidence) -> list[int]:
         for order, item in enumerate(known.log.kept, start=1)
         if item.law_moments is not None and (item.law_counts is not None) != (order in drawn)
     ]
-
-
-def _trainer(known: Evidence) -> Check:
-    """Whether the trainer's own entries are those at the end of the log, and its config the committed one."""
-    if known.statement.config_sha256 is not None and known.config_sha256 != known.statement.config_sha256:
-        return Check("trainer", False, "config.toml is not the one that was committed to before round 1")
-    stored, noted = known.stored, known.log.outcome
-    facts, entries = dict(known.statement.facts), logged_entries(stored, stored)
-    items = facts.pop(PIPELINE_ITEMS, None)
-    early = [name for name, value in facts.items() if not json_equal(entries.get(name), value)]
-    if isinstance(items, dict):
-        now = entries[PIPELINE_ITEMS]
-        decided = _decided_by_audit(stored)  # the audit itself may have tested the sampler since
-        early += [name for name in {*items, *now} - decided if not json_equal(items.get(name), now.get(name))]
-    if early:
-        return Check(
-            "trainer", False, f"result.json differs in {', '.join(early)} from what was committed to before round 1"
-        )
-    if noted is None:
-        return Check("trainer", None, "the log does not end with the trainer's own entries, such as the accuracy")
-    changed = [name for name, value in noted.items() if name not in entries or not json_equal(entries[name], value)]
-    if changed:
-        return Check("trainer", False, f"result.json differs in {', '.join(changed)} from what the log ended with")
-    if known.statement.config_sha256 is None and known.config_sha256 is not None:
-        return Check(
-            "trainer", None, "config.toml was not committed to before round 1: anyone could have written it since"
-        )
-    privacy = (known.config or {}).get("privacy")
-    if isinstance(privacy, dict) and "noise_multiplier" in privacy:
-        noise, configured = stored.get("noise_multiplier"), privacy["noise_multiplier"]
-        if noise is not None and not json_equal(noise, configured):
-            return Check(
-                "trainer",
-                False,
-                f"the noise multiplier is {short_repr(noise)} in the result, {short_repr(configured)} in the config",
-            )
-    if not json_equal(stored.get("log_digest"), known.log.digest):
-        return Check("trainer", False, "result.json holds a log digest that differs from the log's")
-    late = [name for name in UNCOMMITTED if stored.get(name) is not None and name not in facts]
-    if late:
-        return Check(
-            "trainer", None, f"{', '.join(late)}: not committed to before round 1, so this is the auditor's word"
-        )
-    return Check(
-        "trainer",
-        True,
-        "entries of the trainer are those that the log ended with, and those known before round 1 the committed ones",
-    )
-
-
-def _decided_by_audit(stored: dict[str, Any]) -> set[str]:
-    """The sampler, if the audit itself tested it: then the pipeline's own item is replaced."""
-    items = stored.get("audited")
-    sampler = items.get("sampler") if isinstance(items, dict) else None
-    tested = isinstance(sampler, dict) and sampler.get("source") == "audit" and sampler.get("status") == "checked"
-    return {"sampler"} if tested else set()
 
 
 def _derived(known: Evidence) -> Check:

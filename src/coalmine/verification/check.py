@@ -10,11 +10,15 @@ from coalmine.measure.settings import Settings
 
 @dataclass(frozen=True)
 class Check:
-    """One check: `held` is None if it could not be made; `detail` says what was compared, and the outcome."""
+    """One check: `held` is None if it could not be made; `detail` says what was compared, and the outcome.
+
+    `possible` is False if no further input could make it, as the committed config shows.
+    """
 
     name: str
     held: bool | None
     detail: str
+    possible: bool = True
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 import os
 import tokenize
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from coalmine.canaries import BlockedCanaries, RotatedCanaries, SphereCanaries
 from coalmine.log.commitment import Precommitment
 from coalmine.log.files import open_regular
 from coalmine.log.mapped_rounds import LogReader
+from coalmine.log.model_file import FINAL, INITIAL
 from coalmine.measure.round import Final
 from coalmine.measure.vectors import layer_norms, model_sha256
 from coalmine.verification.check import Check, Evidence
@@ -19,17 +20,23 @@ from coalmine.verification.check import Check, Evidence
 COSINE_TOLERANCE = 1e-5  # tolerance of a cosine in units of its null std: cosines are stored in single precision
 SUM_TOLERANCE = 1e-3  # relative tolerance of the final update along all canaries against the sum of the rounds
 LARGEST_SETTING = 1e100
+LARGEST_NUMBER, LARGEST_HEADER = 16, 1 << 16  # bytes
 UNREADABLE = (  # errors of numpy's reader for files with a strange header
     ArithmeticError, EOFError, LookupError, MemoryError, OSError, RecursionError, SyntaxError, TypeError, ValueError,
     tokenize.TokenError,
 )  # fmt: skip
-INITIAL = "initial.npy"  # in the run directory, if the audit committed to the initial model
 
 
 def initial_file(path: Path, statement: Precommitment, given: Path | None) -> Path | None:
     """The file of the initial model: the one that is given, or the directory's own, if the audit committed to it."""
     own = path / INITIAL
     return own if given is None and statement.initial_sha256 is not None and own.exists() else given
+
+
+def final_file(path: Path, known: Evidence, given: Path | None) -> Path | None:
+    """The file of the final model: the one that is given, or the directory's own, if the audit observed one."""
+    own = path / FINAL
+    return own if given is None and known.log.final is not None and own.exists() else given
 
 
 def check_model(known: Evidence, model: Path | None, initial: Path | None) -> tuple[Check, Check]:
@@ -57,6 +64,13 @@ def _read_model(file: Path, dim: int) -> Floats:
         with os.fdopen(open_regular(file), "rb") as content:  # a pipe would wait for ever
             if content.read(2) == b"PK":
                 raise ValueError(f"{advice}, got an archive of several arrays")
+            content.seek(0, os.SEEK_END)
+            if content.tell() > LARGEST_NUMBER * dim + LARGEST_HEADER:  # or a header could ask for any amount of memory
+                raise ValueError(f"{advice}, got a file of {content.tell():,} bytes")
+            content.seek(0)
+            header = _header(content)
+            if header is not None and header[0] != (dim,):
+                raise ValueError(f"{advice}, got {header[1]} of shape {header[0]}")
             content.seek(0)
             vector = np.lib.format.read_array(content, allow_pickle=False)
     except FileNotFoundError:
@@ -69,6 +83,14 @@ def _read_model(file: Path, dim: int) -> Floats:
     if not np.isfinite(vector).all():
         raise ValueError(f"{advice}, got NaN or infinity in {(~np.isfinite(vector)).sum()} of them")
     return np.asarray(vector, np.float64)
+
+
+def _header(content: IO[bytes]) -> tuple[tuple[int, ...], Any] | None:
+    """Shape and type that a header states, before memory is taken for them; None for a rare version of the format."""
+    if np.lib.format.read_magic(content) != (1, 0):
+        return None
+    shape, _, kind = np.lib.format.read_array_header_1_0(content)
+    return shape, kind
 
 
 def _recomputed(known: Evidence, canaries: Any, vector: Floats | None) -> Check:
@@ -88,9 +110,9 @@ def _recomputed(known: Evidence, canaries: Any, vector: Floats | None) -> Check:
     )
     if off < _rounding(len(vector)):
         detail = f"{compared}, which is rounding"
-        if final.sha256 is None and not known.settings.blocks:
+        if final.sha256 is None:
             return Check("cosines", None, f"{detail}, but the log lacks the digest of the final model")
-        if final.sha256 not in (None, model_sha256(vector)):
+        if final.sha256 != _digest(known, vector):
             return Check("cosines", None, f"{detail}, but its numbers are not those that the audit observed")
         return Check("cosines", True, detail)
     return Check(
@@ -98,6 +120,10 @@ def _recomputed(known: Evidence, canaries: Any, vector: Floats | None) -> Check:
         False,
         f"{compared}, more than by rounding: this is another model or another seed, or the stored cosines were changed",
     )
+
+
+def _digest(known: Evidence, model: Floats) -> str:
+    return model_sha256(model, [sum(sizes) for sizes in known.settings.shards])
 
 
 def _rounding(dim: int) -> float:
@@ -119,13 +145,13 @@ def _summed(known: Evidence, canaries: Any, model: Floats | None, initial: Float
         return Check("sum", None, "the final model is the initial one, so there is nothing to add up")
     if final is None or final.update_cosines is None or final.update_norm is None:
         return Check("sum", None, "the audit does not know the initial model, so the rounds cannot be added up")
-    server = (known.config or {}).get("server")
-    server = server if isinstance(server, dict) else None
-    if server is not None and server.get("optimizer", "sgd") != "sgd":
-        return Check(
-            "sum", None, f"the server's optimizer ({server['optimizer']}) is not linear, so rounds do not add up"
-        )
-    momentum, rate = (_server_number(server, name) for name in ("momentum", "learning_rate"))
+    server = _section(known, "server")
+    if other := _not_linear(known):
+        detail = f"the optimizer ({other}) is not linear, so nobody can add up the rounds"
+        tied = _tied_to_model(known, canaries, final, model, initial, detail)
+        return tied if tied.held is False else Check("sum", None, detail, possible=False)
+    momentum = _server_number(server or _section(known, "optimizer"), "momentum")
+    rate = _server_number(server, "learning_rate")
     if momentum is not None and not 0 <= momentum <= 1:
         return Check("sum", False, f"the config's server.momentum must lie in [0, 1], got {momentum:g}: it was changed")
     update = np.asarray(final.update_cosines, np.float64) * final.update_norm
@@ -133,7 +159,10 @@ def _summed(known: Evidence, canaries: Any, model: Floats | None, initial: Float
     if total is None or total.shape != update.shape:
         return Check("sum", False, "the rounds' cosines do not fit the final model's: one of them was changed")
     if rate is None:
-        rate = max(float(total @ update), 0.0) / max(float(total @ total), 1e-300)
+        rate = float(total @ update) / max(float(total @ total), 1e-300)
+        rate = (
+            rate if server is None else max(rate, 0.0)
+        )  # a framework's release may be a gradient, which is subtracted
     off = float(np.linalg.norm(update - rate * total)) / max(float(np.linalg.norm(update)), 1e-300)
     if off < SUM_TOLERANCE:
         detail = f"the rounds add up to the final update, to {off:.1g} of its length"
@@ -143,9 +172,24 @@ def _summed(known: Evidence, canaries: Any, model: Floats | None, initial: Float
         return Check(
             "sum",
             None,
-            f"{detail}. A linear server (no Adam, no decay) must add up; the kind of this server is unknown",
+            f"{detail}. Where the server is linear (no Adam, no decay) and its learning rate constant, they must; nobody "
+            "committed to that",
         )
     return Check("sum", False, f"{detail}: rounds were replaced, dropped or changed, or the model was")
+
+
+def _section(known: Evidence, name: str) -> dict[str, Any] | None:
+    """A table of the committed config; None if it has none."""
+    section = (known.config or {}).get(name)
+    return section if isinstance(section, dict) else None
+
+
+def _not_linear(known: Evidence) -> str | None:
+    """The committed optimizer, if it is not linear: that of the server, or the one that the framework trains with."""
+    server, optimizer = _section(known, "server"), _section(known, "optimizer")
+    if server is not None and server.get("optimizer", "sgd") != "sgd":
+        return str(server["optimizer"])
+    return str(optimizer.get("name")) if optimizer is not None and optimizer.get("linear") is False else None
 
 
 def _server_number(server: dict[str, Any] | None, name: str) -> float | None:
@@ -167,7 +211,7 @@ def _tied_to_model(
         )
         return Check("sum", None, f"{detail}; give the {missing} to check that it is that of the model")
     committed = known.statement.initial_sha256
-    if committed is not None and model_sha256(initial) != committed:
+    if committed is not None and _digest(known, initial) != committed:
         return Check("sum", False, "the initial model is not the one that was committed to before round 1")
     moved = model - initial
     length = float(np.linalg.norm(moved))

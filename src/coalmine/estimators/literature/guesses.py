@@ -4,6 +4,7 @@ The one-run methods share one game. A fair coin decides for each of `total` cana
 who has not seen the coins guesses some of them. More correct guesses than an epsilon allows refute that epsilon.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple, SupportsIndex
@@ -40,6 +41,22 @@ def fixed_games(observed: npt.ArrayLike, unobserved: npt.ArrayLike) -> Games:
     present, absent = fair_halves(observed, unobserved)
     guesses = halvings(2 * present.size)
     return Games(guesses, mistakes_by_confidence(present, absent)[guesses], total=2 * present.size)
+
+
+def coin_games(observed: npt.ArrayLike, unobserved: npt.ArrayLike) -> Games:
+    """Guesses about canaries that a fair coin each left in or out: nearly all, the clearest half, a quarter, ...
+
+    The guess is "observed" for the highest scores and "unobserved" for as many of the lowest. So neither the numbers nor
+    the order of the guesses depend on the coins, and scores may depend on each other in any way. At ties, mistakes come
+    first. Nearly all leaves out three times √total, as the coins rarely come out even.
+    """
+    present, absent = sorted_scores(observed, unobserved)
+    total = present.size + absent.size
+    scores, took_part = np.concatenate([present, absent]), np.repeat([True, False], [present.size, absent.size])
+    from_above = np.append(0, np.cumsum(~took_part[np.lexsort((took_part, -scores))]))
+    from_below = np.append(0, np.cumsum(took_part[np.lexsort((~took_part, scores))]))
+    guesses = np.unique(np.append(total - 3 * math.isqrt(total), halvings(total)))[::-1]
+    return Games(guesses, from_above[(guesses + 1) // 2] + from_below[guesses // 2], total=total)
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,8 @@ Here f is that of a Gaussian mechanism, so the test refutes values of μ, and μ
 larger than Steinke's if the mechanism is Gaussian, and is not a bound otherwise.
 """
 
+import math
+from collections.abc import Callable
 from typing import SupportsIndex
 
 import numpy as np
@@ -61,12 +63,7 @@ def _best_epsilon(games: Games, *, delta: float, confidence: float) -> float:
 def best_mu(guesses: Counts, mistakes: Counts, *, total: int, failing: float) -> float:
     """The largest μ that one of the games refutes, each at `failing`."""
     ceilings = _ceilings(guesses, mistakes, total, failing)
-    best = 0.0
-    for i in np.argsort(-ceilings):
-        if ceilings[i] <= best:
-            break
-        best = _largest_refuted(int(guesses[i]), int(mistakes[i]), total, failing, best)
-    return best
+    return _largest_refuted(gaussian_law, guesses, mistakes, total, failing, ceilings)
 
 
 def _ceilings(guesses: Counts, mistakes: Counts, total: int, failing: float) -> Floats:
@@ -76,35 +73,74 @@ def _ceilings(guesses: Counts, mistakes: Counts, total: int, failing: float) -> 
     return np.where(mistakes < guesses, ceilings, 0.0)
 
 
-def _largest_refuted(guesses: int, mistakes: int, total: int, failing: float, low: float) -> float:
-    """The largest μ >= low that is refuted, to twelve digits; `low` if not even that is refuted."""
-    if not refuted(low, guesses, mistakes, total=total, failing=failing):
-        return low
-    high = max(1.0, 2 * low)
-    while refuted(high, guesses, mistakes, total=total, failing=failing):
-        low, high = high, 2 * high
-    while high - low > 1e-12 * high:
-        middle = (low + high) / 2
-        if refuted(middle, guesses, mistakes, total=total, failing=failing):
-            low = middle
-        else:
-            high = middle
-    return low
+def any_law_epsilon(games: Games, *, delta: float, confidence: float) -> float:
+    """The largest epsilon that the games refute for every (epsilon, delta)-DP mechanism, each game with its share.
+
+    It uses the trade-off function of (epsilon, delta) where the others use the Gaussian one. A delta costs less than in
+    Steinke's bound: it is compared with the failing probability, not with this over the number of canaries.
+
+    >>> game = Games(np.array([1000]), np.array([0]), 1000)
+    >>> round(any_law_epsilon(game, delta=1e-5, confidence=0.999), 2)
+    4.97
+    """
+    guesses, mistakes, total = games
+    delta, failing = unit_interval("delta", delta), (1 - unit_interval("confidence", confidence)) / guesses.size
+    right, wrong = failing * (guesses - mistakes) / total, failing * mistakes / total
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ceilings = np.where(right > delta, np.log(np.maximum(right - delta, 0.0)) - np.log(wrong), 0.0)
+
+    def law(epsilon: float) -> Callable[[float], float]:
+        return lambda rate: math.exp(-epsilon) * (rate - delta)
+
+    return _largest_refuted(law, guesses, mistakes, total, failing, ceilings)
 
 
-def refuted(mu: float, guesses: int, mistakes: int, *, total: int, failing: float) -> bool:
-    """Whether no μ-GDP mechanism makes so few mistakes with probability `failing`.
+def gaussian_law(mu: float) -> Callable[[float], float]:
+    """The rate of wrong guesses that a rate of right ones needs under μ-GDP."""
+    return lambda rate: float(ndtr(ndtri(rate) - mu))
 
-    Let p_i be the probability of i correct guesses, and flip the coin of one canary drawn at random. If at least j
-    guesses were correct and this one was, then at least j - 1 are correct now and this one is not. The first event has
-    probability Σ_{i >= j} p_i i / total, the second Σ_{i >= j - 1} p_i (guesses - i) / total. The trade-off function
-    bounds the second from below. Beginning with p = failing at the observed count, each j requires more p at j - 1. μ is
-    refuted if more is required than there are guesses, and not refuted if nothing more is required.
+
+def _largest_refuted(
+    law: Callable[[float], Callable[[float], float]],
+    guesses: Counts,
+    mistakes: Counts,
+    total: int,
+    failing: float,
+    ceilings: Floats,
+) -> float:
+    """The largest parameter of the law that one of the games refutes, to twelve digits; 0 if none is refuted."""
+    best = 0.0
+    for i in np.argsort(-ceilings):
+        made, wrong = int(guesses[i]), int(mistakes[i])
+        if ceilings[i] <= best or not refuted(law(best), made, wrong, total=total, failing=failing):
+            continue
+        low, high = best, max(1.0, 2 * best)
+        while refuted(law(high), made, wrong, total=total, failing=failing):
+            low, high = high, 2 * high
+        while high - low > 1e-12 * high:
+            middle = (low + high) / 2
+            if refuted(law(middle), made, wrong, total=total, failing=failing):
+                low = middle
+            else:
+                high = middle
+        best = low
+    return best
+
+
+def refuted(needed: Callable[[float], float], guesses: int, mistakes: int, *, total: int, failing: float) -> bool:
+    """Whether no mechanism with this trade-off makes so few mistakes with probability `failing`.
+
+    `needed` is the least rate of an event under one neighbour, from its rate under the other. Let p_i be the probability
+    of i correct guesses, and flip the coin of one canary drawn at random. If at least j guesses were correct and this one
+    was, then at least j - 1 are correct now and this one is not. The first event has probability Σ_{i >= j} p_i i / total,
+    the second Σ_{i >= j - 1} p_i (guesses - i) / total. The trade-off function bounds the second from below. Beginning
+    with p = failing at the observed count, each j requires more p at j - 1. The law is refuted if more is required than
+    there are guesses, and not refuted if nothing more is required.
     """
     correct = guesses - mistakes
     right, wrong, most = failing * correct / total, failing * mistakes / total, guesses / total
     for i in range(correct - 1, -1, -1):
-        required = float(ndtr(ndtri(right) - mu))
+        required = needed(right)
         if required <= wrong:
             return False
         right += i / (guesses - i) * (required - wrong)

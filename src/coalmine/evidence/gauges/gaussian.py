@@ -8,6 +8,7 @@ import numpy as np
 from scipy.special import chdtrc, chdtri, ndtri, pdtr, pdtrc
 
 from coalmine.argument_checks import Floats
+from coalmine.estimators.normality import anscombe_glynn
 from coalmine.estimators.null import CosineNull
 from coalmine.evidence import faults
 from coalmine.evidence.gauges.gauge import Gauge, GaugeResult, Results, Statistic, Symptom
@@ -179,19 +180,6 @@ class Gaussian(Gauge):
 def margin_of(departure: float, score: float, limit: float, least: float) -> float:
     """How far a reading may depart from its expected value, if its `score` may reach `limit`."""
     return max(abs(departure * limit / score) if score else 0.0, least)
-
-
-def anscombe_glynn(kurtosis: Floats, size: Floats) -> Floats:
-    """A kurtosis about a known mean of 0, made standard normal (Anscombe and Glynn 1983, with one more observation)."""
-    n = size + 1.0
-    mean = 3 * (n - 1) / (n + 1)
-    variance = 24 * n * (n - 2) * (n - 3) / ((n + 1) ** 2 * (n + 3) * (n + 5))
-    x = (kurtosis - mean) / np.sqrt(variance)
-    skew = 6 * (n * n - 5 * n + 2) / ((n + 7) * (n + 9)) * np.sqrt(6 * (n + 3) * (n + 5) / (n * (n - 2) * (n - 3)))
-    a = 6 + 8 / skew * (2 / skew + np.sqrt(1 + 4 / skew**2))
-    inner = 1 + x * np.sqrt(2 / (a - 4))
-    root = np.sign(inner) * np.cbrt((1 - 2 / a) / np.abs(inner))
-    return np.asarray((1 - 2 / (9 * a) - root) / np.sqrt(2 / (9 * a)))
 
 
 @lru_cache(maxsize=4096)

@@ -14,7 +14,6 @@ import numpy.typing as npt
 from flwr.app import Array, ArrayRecord
 
 from coalmine.argument_checks import short_repr
-from coalmine.log.files import write_atomically
 
 Row = npt.NDArray[Any]
 BUFFERS = ("running_mean", "running_var", "num_batches_tracked")
@@ -187,13 +186,6 @@ class FrozenArrays:
 def _same_numbers(first: Array, second: Array) -> bool:
     """Whether two arrays hold the same numbers. Equal bytes need no parsing."""
     return first.data == second.data or np.array_equal(array_values(first), array_values(second))
-
-
-def save_row(path: Path, row: Any) -> None:
-    """Save a row as an .npy file, the format that `coalmine verify --model` reads."""
-    content = io.BytesIO()
-    np.save(content, row, allow_pickle=False)
-    write_atomically(path, content.getvalue())
 
 
 def load_row(path: Path, like: Row) -> Row:

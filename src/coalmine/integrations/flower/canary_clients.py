@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import numpy as np
-from flwr.app import ConfigRecord, Context, Message
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message
 
 from coalmine.argument_checks import one_number, short_repr, whole_number
 from coalmine.audit import Audit
@@ -27,11 +27,13 @@ if TYPE_CHECKING:
 PREFIX = "coalmine-"
 REPLY = "coalmine"  # the record in a reply that holds the canary's number
 BYPASSED = "bypassed"  # its entry with the name of a mod that this canary did not go through
+FAILED = "failed"  # its entry with the reason why this node cannot send its canary
 PROTECTING = ("fixedclipping_mod", "adaptiveclipping_mod", "LocalDpMod", "secagg_mod", "secaggplus_mod")  # Flower's
 ASSIGNED = "audit/nodes.json"
 STRONG = "must be hard to guess, got a number below 2^64 or fewer than 8 bytes"
 CHAINED = "make_ffn.<locals>"  # where Flower makes a chain of mods
 LONGEST_CHAIN = 100
+LONGEST_FAILURE = 1_000  # characters
 PART = re.compile(r"\s*(\d{1,9})\s*(?:-\s*(\d{1,9})\s*)?")
 Nodes = float | Mapping[int, int | Iterable[int]]
 
@@ -40,34 +42,50 @@ def canary_mod(message: Message, context: Context, call_next: "ClientAppCallable
     """On a canary client, replace the update by the canary and report its number. Other clients train as usual.
 
     Put it last in `mods`, so that clipping, local noise and secure aggregation treat a canary like any client's update. A
-    canary client trains too, so its reply has every record and metric that the strategy expects.
+    canary client trains too, so its reply has every record and metric that the strategy expects. One that cannot make its
+    canary reports why, and the server drops its reply: an error would make Flower's wrappers skip the round of all.
     """
     config = next((c for c in message.content.config_records.values() if PREFIX + "dim" in c), None)
     if config is None or not message.metadata.message_type.startswith("train"):
         return call_next(message, context)
     announcement = Announcement.from_config(config)
-    index = announcement.index_of(config, context.node_config)
-    if index is None:
-        return call_next(message, context)
     bypassed = bypassed_mod(call_next)
     if bypassed is not None and announcement.round_number is None:  # an Observer cannot drop the reply
         raise ValueError(mod_order(bypassed))
     (received,) = message.content.array_records.values()
-    layout = RecordLayout.of(received, announcement.left_out)
-    if layout.dim != announcement.dim:
-        raise ValueError(f"the audit is for {announcement.dim} numbers, but this model has {layout.dim}")
-    seed = announcement.seed_for(context.node_config)
-    update = announcement.update(index, seed, np.empty(0, layout.dtype))
-    sent = layout.add_update(received, update)  # now, because the client may train in place
-    reply = call_next(message, context)
-    if reply.has_error():
+    try:
+        made = _made_canary(announcement, config, context, received)  # now, because the client may train in place
+    except (ValueError, OSError) as error:
+        if announcement.round_number is None:
+            raise
+        reply = call_next(message, context)
+        if not reply.has_error():
+            reply.content[REPLY] = ConfigRecord({FAILED: str(error)[:LONGEST_FAILURE]})
         return reply
+    reply = call_next(message, context)
+    if made is None or reply.has_error():
+        return reply
+    index, sent = made
     (name,) = reply.content.array_records
     reply.content[name] = sent
     reply.content[REPLY] = ConfigRecord({"canary": index})
     if bypassed is not None:
         reply.content.config_records[REPLY][BYPASSED] = bypassed
     return reply
+
+
+def _made_canary(
+    announcement: "Announcement", config: ConfigRecord, context: Context, received: ArrayRecord
+) -> tuple[int, ArrayRecord] | None:
+    """The canary that this node sends in this round: its number, and the model that holds it; None for a real client."""
+    index = announcement.index_of(config, context.node_config)
+    if index is None:
+        return None
+    layout = RecordLayout.of(received, announcement.left_out)
+    if layout.dim != announcement.dim:
+        raise ValueError(f"the audit is for {announcement.dim} numbers, but this model has {layout.dim}")
+    update = announcement.update(index, announcement.seed_for(context.node_config), np.empty(0, layout.dtype))
+    return index, layout.add_update(received, update)
 
 
 def bypassed_mod(call_next: "ClientAppCallable") -> str | None:

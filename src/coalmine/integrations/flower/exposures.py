@@ -5,7 +5,7 @@ much. For a client with contributions c_t to rounds with noise of std σ_t, the 
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -14,7 +14,7 @@ import numpy as np
 from coalmine.argument_checks import count_of
 from coalmine.audit import Audit
 from coalmine.estimators.mechanism import mechanism_epsilon
-from coalmine.integrations.claims import most_presentations
+from coalmine.evidence.ladder import most_presentations
 from coalmine.integrations.flower.weights import Averaged
 from coalmine.verdict.claim import Claim
 from coalmine.verdict.coverage import AuditedItem
@@ -25,16 +25,18 @@ SAME = 1e-6  # relative difference that is due to rounding
 
 @dataclass
 class Tally:
-    """For each client: in how many rounds it took part, and the sum of its squared contributions."""
+    """For each client: in how many rounds it took part, the sum of its squared contributions, and its largest part."""
 
     times: dict[int, int] = field(default_factory=dict)
     squares: dict[int, float] = field(default_factory=dict)
+    parts: dict[int, float] = field(default_factory=dict)  # the largest part of one round, over an equal part
 
-    def add(self, clients: Iterable[int], contributions: Iterable[float]) -> None:
-        """Add a round: its clients and their contributions."""
-        for client, contribution in zip(clients, contributions, strict=True):
+    def add(self, contributions: Mapping[int, float], parts: Mapping[int, float]) -> None:
+        """Add a round: its clients' contributions, and their parts of the average over an equal part."""
+        for client, contribution in contributions.items():
             self.times[client] = self.times.get(client, 0) + 1
             self.squares[client] = self.squares.get(client, 0.0) + contribution**2
+            self.parts[client] = max(self.parts.get(client, 0.0), parts[client])
 
     @property
     def most(self) -> int:
@@ -48,17 +50,18 @@ class Tally:
 
     def to_array(self) -> Any:
         """One row per client, for a checkpoint."""
-        rows = [(client, self.times[client], self.squares[client]) for client in self.times]
-        return np.array(rows, dtype=[("client", np.uint64), ("times", np.int64), ("square", np.float64)])
+        rows = [(client, self.times[client], self.squares[client], self.parts[client]) for client in self.times]
+        columns = [("client", np.uint64), ("times", np.int64), ("square", np.float64), ("part", np.float64)]
+        return np.array(rows, dtype=columns)
 
     @classmethod
     def from_array(cls, rows: Any) -> "Tally":
         """The inverse of `to_array`."""
         clients = [int(client) for client in rows["client"]]
-        return cls(
-            dict(zip(clients, map(int, rows["times"]), strict=True)),
-            dict(zip(clients, map(float, rows["square"]), strict=True)),
+        times, squares, parts = (
+            dict(zip(clients, rows[name].tolist(), strict=True)) for name in ("times", "square", "part")
         )
+        return cls(times, squares, parts)
 
 
 @dataclass
@@ -75,25 +78,29 @@ class Exposures:
     nodes: Tally = field(default_factory=Tally)
     canaries: Tally = field(default_factory=Tally)
 
-    def add(self, nodes: Mapping[int, float], canaries: Mapping[int, float]) -> None:
-        """Add a released round: the contributions of its real nodes and of its canaries."""
+    def add(self, nodes: Mapping[int, float], canaries: Mapping[int, float], unit: float) -> None:
+        """Add a released round: the parts of its real nodes and of its canaries in the average, over an equal part.
+
+        A part of 1 contributes `unit`.
+        """
         self.rounds += 1
-        self.nodes.add(nodes.keys(), nodes.values())
-        self.canaries.add(canaries.keys(), canaries.values())
-        self.heaviest = max(self.heaviest, *nodes.values(), *canaries.values(), 0.0)
+        for tally, parts in ((self.nodes, nodes), (self.canaries, canaries)):
+            contributions = {client: part * unit for client, part in parts.items()}
+            tally.add(contributions, parts)
+            self.heaviest = max(self.heaviest, *contributions.values(), 0.0)
 
     def add_replies(self, averaged: Averaged, unit: float) -> None:
         """Add a released round: each reply's part of the weighted average, in this unit; 0 is no noise at all."""
-        total = sum(averaged.weights)
+        count, total = len(averaged.replies), sum(averaged.weights)
         nodes: dict[int, float] = {}
         canaries: dict[int, float] = {}
         for reply, weight in zip(averaged.replies, averaged.weights, strict=True):
-            contribution, index = weight / total / unit if unit else math.inf, averaged.index_of.get(id(reply))
+            index = averaged.index_of.get(id(reply))
             if index is None:
-                nodes[reply.metadata.src_node_id] = contribution
+                nodes[reply.metadata.src_node_id] = weight * count / total
             else:
-                canaries[index] = contribution
-        self.add(nodes, canaries)
+                canaries[index] = weight * count / total
+        self.add(nodes, canaries, 1 / count / unit if unit and count else math.inf)
 
     @property
     def largest(self) -> float:
@@ -102,15 +109,18 @@ class Exposures:
 
     def participations(self, audit: Audit) -> int:
         """Largest number of rounds in which one client took part: a real node, or a canary if that is more."""
-        return max(self.nodes.most, most_presentations(audit))
+        return max(self.nodes.most, most_presentations(audit.log, audit.settings))
 
-    def epsilon(self, audit: Audit, noise: float | None, *, equal_weights: bool) -> float | None:
-        """The epsilon of the client that contributed most, under the stated noise; None if it is unknown."""
-        if not noise or not self.largest or not (self.in_noise or equal_weights):
+    def epsilon(
+        self, audit: Audit, noise: float | None, *, equal_weights: bool, total: float | None = None
+    ) -> float | None:
+        """The epsilon of the client that contributed most, or `total`, under the stated noise; None if it is unknown."""
+        total = self.largest if total is None else total
+        if not noise or not total or not (self.in_noise or equal_weights):
             return None
-        if math.isinf(self.largest):  # a round without any noise
+        if math.isinf(total):  # a round without any noise
             return math.inf
-        multiplier = (1.0 if self.in_noise else noise) / self.largest
+        multiplier = (1.0 if self.in_noise else noise) / total
         return float(mechanism_epsilon(multiplier, delta=audit.settings.delta))
 
     def heaviest_weight(self, noise: float | None) -> float:
@@ -160,7 +170,11 @@ def whole_run_claim(claim: Claim | None, audit: Audit, seen: Exposures) -> Claim
     total = seen.largest if times == most else seen.heaviest * math.sqrt(times)
     sensitivity = total * (_weakest_noise(audit, times) if seen.in_noise else 1.0)
     if math.isinf(sensitivity) or math.isclose(sensitivity, math.sqrt(times), rel_tol=SAME):
-        if claim.participations is None and audit.settings.rounds is not None and times == most_presentations(audit):
+        if (
+            claim.participations is None
+            and audit.settings.rounds is not None
+            and times == most_presentations(audit.log, audit.settings)
+        ):
             return claim  # the audit's own schedule has the same number
         return replace(claim, participations=times)
     return replace(claim, participations=times if seen.in_noise else None, sensitivity=claim.moved * sensitivity)
@@ -185,10 +199,17 @@ def _weakest_noise(audit: Audit, times: int) -> float:
     return 1 / math.sqrt(float(np.mean(least**-2.0))) if least.size else 1.0
 
 
-def participations_item(claim: Claim | None, seen: Exposures) -> AuditedItem | None:
-    """Whether the claim is for as many rounds as a node took part in, by what the server saw; None without any."""
+def participations_item(claim: Claim | None, seen: Exposures, *, rewound: int = 0) -> AuditedItem | None:
+    """Whether the claim is for as many rounds as a node took part in, by what the server saw; None without any.
+
+    `rewound` rounds were released before a restart and trained again after it, so they are not among those seen.
+    """
     if not seen.nodes.most:
         return None
+    if rewound:
+        verb, them = ("was", "it is") if rewound == 1 else ("were", "they are")
+        text = f"{count_of(rewound, 'round')} {verb} released before a restart and trained again: {them} not counted"
+        return AuditedItem("participations", "not checked", text)
     text = f"by node id, a real node took part in up to {seen.nodes.most} of {count_of(seen.rounds, 'released round')}"
     claimed = None if claim is None else claim.participations
     if claimed is not None and claimed < seen.nodes.most:

@@ -1,18 +1,23 @@
-"""The ledger of nodes: how much each was exposed and weighed, which failed, and whose replies were dropped."""
+"""The ledger of nodes: how much each was exposed and weighed, which failed or were silent, whose replies were dropped."""
 
+import math
 import re
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
 from flwr.app import Message
 
+from coalmine.argument_checks import count_of
+from coalmine.audit import Audit
 from coalmine.integrations.flower.arrays import FrozenArrays
 from coalmine.integrations.flower.exposures import Exposures
-from coalmine.integrations.flower.replies import DroppedReply, RoundReplies, printable
+from coalmine.integrations.flower.replies import NAMED_NODES, DroppedReply, RoundReplies, printable
 from coalmine.integrations.flower.sent_round import SentRound, only_record
 from coalmine.integrations.flower.warning_log import WarningLog, logger
 from coalmine.integrations.flower.weights import Averaged, WeightRatio
 from coalmine.integrations.flower.wrapped import Wrapped
+from coalmine.result.trainer_section import SeenNode
 
 LONGEST_REASON = 400  # characters kept of a failed reply's reason
 
@@ -24,6 +29,9 @@ class NodeLedger:
         self._wrapped, self._warnings = wrapped, warnings
         self.dropped: list[DroppedReply] = []
         self.failures: list[str] = []  # the reasons of failed replies, each once
+        self.failed: Counter[int] = Counter()  # failed replies, by node
+        self.silent: Counter[int] = Counter()  # rounds without an answer, by node
+        self.rewound = 0  # rounds that were released, and are trained again after a restart
         self.ratio = WeightRatio()
         self.weights_differ = False
         self.exposures = self._new_exposures()
@@ -38,7 +46,10 @@ class NodeLedger:
         for line in lines:
             for node, why in line.get("dropped_replies", ()):
                 self.dropped.append(DroppedReply(node, line["round"], why))
+            self.failed.update(line.get("failed_nodes", ()))
+            self.silent.update(line.get("silent_nodes", ()))
             self.ratio.add_stored(line)
+        self.rewound += max((line.get("rewound", 0) for line in lines), default=0)
 
     def _new_exposures(self) -> Exposures:
         """Where a wrapper adds noise, one client's noise does not depend on its weight. With noise on clients it does."""
@@ -46,6 +57,7 @@ class NodeLedger:
 
     def add_failures(self, round_number: int, failed: list[Message]) -> None:
         """Warn of failed replies, once for each reason."""
+        self.failed.update(reply.metadata.src_node_id for reply in failed)
         for reply in failed:
             reason = _reason(str(reply.error.reason))
             if reason not in self.failures:
@@ -79,13 +91,52 @@ class NodeLedger:
 
     def metrics(self, averaged: Averaged, replies: RoundReplies) -> dict[str, Any]:
         """The round's entries in the metrics."""
+        self.silent.update(replies.silent)
         return {
             **averaged.metrics,
             "failed": len(replies.failed),
-            "missing": replies.silent,
+            "failed_nodes": sorted(reply.metadata.src_node_id for reply in replies.failed) or None,
+            "missing": len(replies.silent),
+            "silent_nodes": sorted(replies.silent) or None,
+            "rewound": self.rewound or None,
             "dropped": len(replies.dropped),
             "dropped_replies": [[each.node, each.why] for each in replies.dropped] or None,
         }
+
+    def nodes(self, audit: Audit, noise: float | None) -> tuple[SeenNode, ...]:
+        """The nodes that the server saw, the most exposed first, then those that answered least."""
+        seen, dropped = self.exposures.nodes, Counter(each.node for each in self.dropped)
+        unheard = dropped + self.failed + self.silent
+        order = sorted(
+            seen.times.keys() | unheard.keys(), key=lambda node: (-seen.squares.get(node, 0), -unheard[node])
+        )
+
+        def epsilon(node: int) -> float | None:
+            total = math.sqrt(seen.squares.get(node, 0.0))
+            return self.exposures.epsilon(audit, noise, equal_weights=not self.weights_differ, total=total)
+
+        return tuple(
+            SeenNode(
+                node=node,
+                rounds=seen.times.get(node, 0),
+                epsilon=epsilon(node),
+                weight=seen.parts.get(node, 1.0),
+                dropped=dropped[node],
+                failed=self.failed[node],
+                silent=self.silent[node],
+            )
+            for node in order[:NAMED_NODES]
+        )
+
+    def described(self) -> list[str]:
+        """A sentence on the nodes that failed or did not answer, with the number of their rounds."""
+        lines = []
+        for counts, what in ((self.failed, "replied with an error"), (self.silent, "did not answer")):
+            named = [f"node {node} in {count_of(count, 'round')}" for node, count in counts.most_common(NAMED_NODES)]
+            if named:
+                more = f", and {len(counts) - NAMED_NODES} more nodes" if len(counts) > NAMED_NODES else ""
+                lines.append(f"{what}: {', '.join(named)}{more}")
+        return lines
 
     @property
     def frozen(self) -> tuple[str, ...]:

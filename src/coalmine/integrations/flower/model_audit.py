@@ -1,6 +1,6 @@
 """The audit of a sequence of global models: each round with its line of metrics, and the final model."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -8,16 +8,15 @@ import numpy as np
 from flwr.app import Array
 
 from coalmine.audit import Audit
-from coalmine.integrations.flower.arrays import RecordLayout, Row, load_row, save_row
+from coalmine.integrations.flower.arrays import RecordLayout, Row, load_row
 from coalmine.integrations.flower.warning_log import logger
 from coalmine.integrations.framework_audit import FrameworkAudit
 from coalmine.integrations.recorder import FinishedRun, Trainer
 from coalmine.integrations.setup import refuse_finished
+from coalmine.log.model_file import INITIAL
 from coalmine.measure.schedule import Indices
 from coalmine.result.audit_result import AuditResult
 from coalmine.verdict.claim import Claim
-
-INITIAL, FINAL = "audit/initial.npy", "model.npy"
 
 
 class ModelAudit(FrameworkAudit):
@@ -32,10 +31,14 @@ class ModelAudit(FrameworkAudit):
         super().__init__(core, privacy=privacy, canaries=canaries, **config)
         self.first_failure: str | None = None  # reason of the first failed reply
         self.has_begun = False
+        self.on_begin: Callable[[int | None], None] = lambda planned: None  # says what is audited
         self._accuracy: float | None = None
 
-    def begin(self, initial: Mapping[str, Array]) -> None:
-        """Start, or resume after the rounds in the directory, with the model that is trained from here."""
+    def begin(self, initial: Mapping[str, Array], planned: int | None = None) -> None:
+        """Start, or resume after the rounds in the directory, with the model that is trained from here.
+
+        `planned` is the number of rounds, if it is known.
+        """
         core = self.core
         refuse_finished(core)
         self.layout = RecordLayout.of(initial)
@@ -46,6 +49,8 @@ class ModelAudit(FrameworkAudit):
         self._earlier_rounds = core.last_round
         self.current = self.layout.row(initial)
         self._initial = self._first_model()
+        self.commit(initial=self._initial, planned=planned or core.settings.rounds)
+        self.on_begin(planned or core.settings.rounds)
         self._tally: dict[str, int] = {}
         if core.directory is not None:
             core.directory.rewind_metrics_to(core.last_round)
@@ -109,8 +114,6 @@ class ModelAudit(FrameworkAudit):
         self._check_model_changed()
         self.core.rewind_to(self.core.last_round)  # drop the final model of an earlier call
         self.core.observe_final(self.current, initial=self._initial)
-        if self.core.directory is not None:
-            save_row(self.core.directory.path / FINAL, self.current)
         if any(self._tally.values()):
             counts = ", ".join(f"{name.replace('_', ' ')} {count}" for name, count in self._tally.items())
             logger.warning("the audit missed something: %s", counts)
@@ -135,7 +138,6 @@ class ModelAudit(FrameworkAudit):
         path = self.core.directory.path / INITIAL
         if self._earlier_rounds and path.exists():
             return load_row(path, self.current)
-        save_row(path, self.current)
         return self.current
 
     def _count(self, lines: list[dict[str, Any]]) -> None:

@@ -33,6 +33,11 @@ class CanarySource:
         """Whether each canary takes part exactly when Flower samples its node."""
         return False
 
+    @property
+    def owners(self) -> dict[int, int]:
+        """The node that last sent a canary, by canary, where clients say which one they send."""
+        return {}
+
     def begin(self, sent: SentRound, replies: RoundReplies, check: CanaryCheck) -> None:
         """Read or choose the canaries of a round."""
 
@@ -79,6 +84,10 @@ class CanaryClients(CanarySource):
     def one_each(self) -> bool:
         return (self._designation if self._designation.names_nodes else self._claims).one_each
 
+    @property
+    def owners(self) -> dict[int, int]:
+        return self._claims.owners
+
     def announce(self, config: ConfigRecord, *, clip_norm: float, left_out: tuple[str, ...], round_number: int) -> None:
         """Add the instructions for canary clients to a round's config."""
         announcement = Announcement.of(
@@ -111,8 +120,8 @@ class CanaryClients(CanarySource):
     def begin(self, sent: SentRound, replies: RoundReplies, check: CanaryCheck) -> None:
         """Find the replies that report a canary and hold it. Those that do not hold it are dropped."""
         self.reported |= any(REPLY in reply.content for reply in replies.good)
-        found = self._claims.read(replies)
         noisy = self._wrapped.private is None
+        found = self._claims.read(replies, lambda index, among: check.holding(index, among, scale=self._scale))
         wrong = check.wrong_canaries(found, scale=self._scale, noisy=noisy)
         for index, why in wrong.items():
             replies.drop(found.pop(index), why)

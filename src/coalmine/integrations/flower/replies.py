@@ -5,7 +5,7 @@ A bad reply is dropped. The log, the metrics of its round and the result's warni
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +14,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
 from coalmine.argument_checks import short_repr
 from coalmine.integrations.flower.arrays import array_values
-from coalmine.integrations.flower.canary_clients import BYPASSED, REPLY, Designation, mod_order
+from coalmine.integrations.flower.canary_clients import BYPASSED, FAILED, REPLY, Designation, mod_order
 from coalmine.integrations.flower.weights import reply_weights
 from coalmine.integrations.flower.wrapped import Wrapped
 
@@ -23,7 +23,9 @@ LARGEST_SQUARE = 1e30  # squared length of an array: longer ones could overflow 
 LONGEST_FLOAT = 8  # bytes
 LARGEST_WHOLE = 2**63  # a larger metric cannot be sent, and beyond 1e308 it does not fit a float
 NAMED_NODES, NAMED_ROUNDS = 20, 5  # most that the result's warnings list
-LONGEST = 160  # characters of a reason
+LONGEST = 300  # characters of a reason
+NUMBER = 8  # bytes
+MOST_BESIDE = 2**20  # bytes of a reply beside its arrays: metrics and settings
 
 
 class BadReplyError(ValueError):
@@ -57,7 +59,7 @@ class RoundReplies:
     good: list[Message] = field(default_factory=list)
     failed: list[Message] = field(default_factory=list)
     dropped: list[DroppedReply] = field(default_factory=list)
-    silent: int = 0  # number of nodes that sent nothing
+    silent: frozenset[int] = frozenset()  # nodes that sent nothing
     contested: set[int] = field(default_factory=set)  # nodes that were dropped because another sent the same canary
 
     def drop(self, reply: Message, why: str) -> None:
@@ -66,10 +68,14 @@ class RoundReplies:
         self.dropped.append(DroppedReply(reply.metadata.src_node_id, self.round_number, why))
 
     @property
+    def heard(self) -> set[int]:
+        """The nodes whose reply counts, good or failed."""
+        return {reply.metadata.src_node_id for reply in (*self.good, *self.failed)}
+
+    @property
     def lost(self) -> int:
         """Number of sampled nodes whose only replies were dropped: the average lacks them."""
-        counted = {reply.metadata.src_node_id for reply in (*self.good, *self.failed)}
-        return len({each.node for each in self.dropped} & self.sampled - counted)
+        return len({each.node for each in self.dropped} & self.sampled - self.heard)
 
 
 def sort_replies(
@@ -109,15 +115,13 @@ def sort_replies(
                 raise BadReplyError("it holds neither content nor an error")
             if model is not None:
                 check_arrays(reply.content, model, buffers)
+            check_size(reply.content)
             check_metrics(reply.content, weight_key)
         except BadReplyError as error:
             round_replies.drop(reply, str(error))
         else:
             round_replies.good.append(reply)
-    round_replies.silent = len(
-        sampled - {reply.metadata.src_node_id for reply in (*round_replies.good, *round_replies.failed)}
-    )
-    round_replies.silent -= round_replies.lost
+    round_replies.silent = sampled - round_replies.heard - {each.node for each in round_replies.dropped}
     if wrapped.demands_equal_records:
         _drop_unlike_majority(round_replies, weight_key)
     _drop_implausible_weights(round_replies, weight_key, equal_weights=model is not None and wrapped.has_accountant)
@@ -178,6 +182,16 @@ def _check_array(name: str, array: Array, sent: Array, *, whole: bool) -> None:
         raise BadReplyError(f"array {name!r} must hold finite numbers of a usable size, got {problem}")
 
 
+def check_size(content: RecordDict) -> None:
+    """Reject a reply that holds much more beside its arrays than metrics and settings, which fill memory and logs."""
+    records: list[Mapping[str, Any]] = [*content.config_records.values(), *content.metric_records.values()]
+    entries = [entry for record in records for entry in record.items()]
+    texts = [each for name, value in entries for each in (name, *(value if isinstance(value, list) else [value]))]
+    size = sum(len(each) if isinstance(each, str | bytes) else NUMBER for each in texts)
+    if size > MOST_BESIDE:
+        raise BadReplyError(f"it must hold at most {MOST_BESIDE:,} bytes beside its arrays, got {size:,}")
+
+
 def check_metrics(content: RecordDict, weight_key: str) -> None:
     """Reject a reply without one MetricRecord of numbers, or with a weight that is not finite and above 0."""
     records = content.metric_records
@@ -236,16 +250,22 @@ def _drop_implausible_weights(round_replies: RoundReplies, weight_key: str, *, e
 class CanaryClaims:
     """The canaries that clients report in their replies, checked against the server's own designation.
 
-    Without a designation, two nodes may report the same canary in one round. Then it belongs to the node that last reported
-    it alone. If there is none, both replies are bad.
+    Without a designation, two nodes may report the same canary in one round. Then it belongs to the node that sent its
+    vector, which takes the seed. If several did, it belongs to the one among them that last sent it alone; without any, all
+    these replies are bad.
     """
 
     def __init__(self, canaries: int, designation: Designation) -> None:
         self._canaries, self._designation = canaries, designation
-        self._owners: dict[int, int] = {}
+        self.owners: dict[int, int] = {}  # the node that last sent a canary alone
 
-    def read(self, round_replies: RoundReplies) -> dict[int, Message]:
-        """The canaries' replies, by canary. Bad ones are dropped from the round's replies."""
+    def read(
+        self, round_replies: RoundReplies, holding: Callable[[int, list[Message]], list[Message]]
+    ) -> dict[int, Message]:
+        """The canaries' replies, by canary. Bad ones are dropped from the round's replies.
+
+        `holding` returns those of some replies that hold a canary.
+        """
         claims: dict[int, list[Message]] = {}
         for reply in list(round_replies.good):
             if REPLY not in reply.content:
@@ -259,22 +279,24 @@ class CanaryClaims:
             claims.setdefault(index, []).append(reply)
         for index, replies in list(claims.items()):
             if len(replies) > 1:
-                claims[index] = self._keep_owner(index, replies, round_replies)
+                claims[index] = self._keep_owner(index, replies, holding(index, replies), round_replies)
         return {index: replies[0] for index, replies in claims.items() if replies}
 
     def remember_owners(self, canaries: Mapping[int, Message]) -> None:
         """Remember which node sent which canary."""
-        self._owners |= {index: reply.metadata.src_node_id for index, reply in canaries.items()}
+        self.owners |= {index: reply.metadata.src_node_id for index, reply in canaries.items()}
 
     @property
     def one_each(self) -> bool:
         """Whether no node has sent two canaries."""
-        return len(set(self._owners.values())) == len(self._owners)
+        return len(set(self.owners.values())) == len(self.owners)
 
     def _reported_index(self, reply: Message, round_number: int) -> int:
         record = reply.content[REPLY]
         entries = dict(record) if isinstance(record, ConfigRecord) else {}
-        bypassed = entries.pop(BYPASSED, None)
+        failed, bypassed = entries.pop(FAILED, None), entries.pop(BYPASSED, None)
+        if isinstance(failed, str):
+            raise BadReplyError(f"its node cannot send its canary: {failed}")
         if isinstance(bypassed, str):
             raise BadReplyError(mod_order(printable(bypassed, LONGEST // 4)))
         index = entries.get("canary") if len(entries) == 1 else None
@@ -288,19 +310,24 @@ class CanaryClaims:
                 raise BadReplyError(f"it claims to be canary {index}, but the server assigned {role} to its node")
         return index
 
-    def _keep_owner(self, index: int, replies: list[Message], round_replies: RoundReplies) -> list[Message]:
-        """The reply of the canary's known node, if there is one. The other replies are dropped."""
+    def _keep_owner(
+        self, index: int, replies: list[Message], holding: list[Message], round_replies: RoundReplies
+    ) -> list[Message]:
+        """The reply that holds the canary; of several, that of its known node, if there is one. The others are dropped."""
+        owner = self.owners.get(index)
+        kept = holding if len(holding) == 1 else [each for each in holding if each.metadata.src_node_id == owner]
         nodes = [reply.metadata.src_node_id for reply in replies]
-        owner = self._owners.get(index)
         for reply, node in zip(replies, nodes, strict=True):
-            if node != owner:
-                round_replies.contested.add(node)
+            if any(reply is each for each in kept):
+                continue
+            round_replies.contested.add(node)
+            if kept:
+                why = f"it reports canary {index}, which node {kept[0].metadata.src_node_id} sent in this round"
+            else:
                 others = ", ".join(str(each) for each in nodes if each != node)
-                round_replies.drop(
-                    reply,
-                    f"node {others} also sent canary {index} in this round: each node needs its own canary-id",
-                )
-        return [reply for reply, node in zip(replies, nodes, strict=True) if node == owner]
+                why = f"node {others} also sent canary {index} in this round: each node needs its own canary-id"
+            round_replies.drop(reply, why)
+        return kept
 
 
 def refuse_most_dropped(round_replies: RoundReplies) -> None:

@@ -65,6 +65,18 @@ class CanaryCheck:
         few = len(lengths) < FEWEST and not noisy
         return _unlike_majority(lengths, len(current), clip_norm, most, rounding, few=few)
 
+    def holding(self, index: int, replies: Sequence[Message], *, scale: float) -> list[Message]:
+        """Those of some replies that hold a canary, alone or beside a client's noise."""
+        clip_norm, unit = self._sent.clip_norm, self._audit.update(index, 1.0, like=self._current)
+        update, holding = np.empty_like(self._current), []
+        for reply in replies:
+            self._update_into(update, reply)
+            along, rest = _parts(update, unit)
+            slack = STDS * rest / math.sqrt(len(update)) + rounding_error(reply, self._current)
+            if max(SHORTEST * clip_norm - slack, slack) <= along <= LONGEST * scale * clip_norm + slack:
+                holding.append(reply)
+        return holding
+
     def replies_with_canaries(self, others: Row, real: Sequence[Message], present: list[int]) -> list[Message]:
         """The real replies that hold the present canaries, which only a client who knows the seed can send.
 

@@ -141,7 +141,7 @@ class AuditedStrategy(Strategy):
         refuse_finished(self.audit.core)
         self._check_secrecy(grid)
         done, arrays = self.audit.resume(as_record(initial_arrays))
-        self.audit.begin(arrays)
+        self.audit.begin(arrays, num_rounds)
         remaining = max(num_rounds - done, 0)
         evaluate = None if evaluate_fn is None else self.audit.with_accuracy(evaluate_fn)
         result = super().start(grid, arrays, remaining, timeout, train_config, evaluate_config, evaluate)
@@ -188,6 +188,9 @@ class AuditedStrategy(Strategy):
         arrays, metrics = self.wrapped.aggregate(server_round, [*found.good, *found.failed, *extra], grown * kept)
         noise, divisor = self.wrapped.noise_multiplier, float(len(found.good) * grown)
         released = arrays is not None
+        if released and self.audit.views.by_name:
+            real = [reply for reply in found.good if id(reply) not in averaged.index_of]
+            self.audit.views.observe(sent, real, canaries, self._scale)
         if released:
             self.ledger.add_release(averaged, (noise or 0.0) / divisor)
         self.audit.observe(

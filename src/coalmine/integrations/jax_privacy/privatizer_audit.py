@@ -12,6 +12,7 @@ from jax.flatten_util import ravel_pytree
 from coalmine.argument_checks import count_of, positive, short_repr
 from coalmine.audit import Audit
 from coalmine.canaries.array_types import is_traced
+from coalmine.data_canaries import DataCanaries
 from coalmine.estimators.amplification import PLD
 from coalmine.integrations.framework_audit import FrameworkAudit
 from coalmine.integrations.jax_privacy import coverage
@@ -49,6 +50,7 @@ class PrivatizerAudit(FrameworkAudit):
         *,
         steps: int | None,
         scale: float | None,
+        save_model: bool = True,
     ) -> None:
         self._scale, self._accounting, self._selection, self._tree = scale, accounting, selection, tree
         self._mechanism = accounting.mechanism
@@ -60,6 +62,7 @@ class PrivatizerAudit(FrameworkAudit):
         self._steps_without_others = 0
         self._batches: list[Any] = []  # of a watched strategy, since the last step was prepared
         super().__init__(core, **self._config())
+        self.commit(initial=self._initial, planned=steps or accounting.planned, save_model=save_model)
         self._rewound = RewoundNoise(core)
         self.read_claim_as(accounting.accounted(steps or accounting.planned or 1, core.settings.delta))
 
@@ -74,6 +77,11 @@ class PrivatizerAudit(FrameworkAudit):
         if selection.rows is not None:
             canaries["rows"] = selection.rows
         return {"privacy": privacy, "canaries": canaries}
+
+    def score_records(self, canaries: DataCanaries | None, params: Any, predict: Callable[[Any, Any], Any]) -> None:
+        """Score data canaries by `predict`: now with these parameters, at the end with those that `finish` takes."""
+        self._shown = params
+        self.watch_records(canaries, lambda: lambda inputs: predict(self._shown, jnp.asarray(inputs)))
 
     @property
     def in_step(self) -> Indices:
@@ -209,6 +217,9 @@ class PrivatizerAudit(FrameworkAudit):
         audit was made without one.
         """
         core, mechanism, delta = self.core, self._mechanism, self.settings.delta
+        if self._records is not None and params is None:
+            raise TypeError("finish needs the trained model to score data_canaries: audit.finish(params=params)")
+        self._shown = params
         if core.log.final is None:
             if noise_state is None:
                 raise TypeError("finish needs the state after the last step: audit.finish(noise_state=noise_state)")

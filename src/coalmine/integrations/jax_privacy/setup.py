@@ -10,6 +10,7 @@ from jax_privacy.experimental.execution_plan import DPExecutionPlan
 
 from coalmine.argument_checks import short_repr
 from coalmine.audit import Audit
+from coalmine.data_canaries import DataCanaries
 from coalmine.estimators.correlated import BandedNoise
 from coalmine.integrations.jax_privacy.claims import UNIT, EventAccounting, plan_noise, relation_of
 from coalmine.integrations.jax_privacy.model_tree import ModelTree
@@ -18,6 +19,7 @@ from coalmine.integrations.jax_privacy.privatizer import AuditedPrivatizer
 from coalmine.integrations.jax_privacy.privatizer_audit import PrivatizerAudit
 from coalmine.integrations.jax_privacy.selection import new_selection
 from coalmine.integrations.jax_privacy.state import init_and_update
+from coalmine.integrations.records import checked_canaries
 from coalmine.integrations.setup import (
     CLIP_SCALE,
     AuditSettings,
@@ -44,6 +46,8 @@ def audited(
     dp_event: Any = None,
     neighboring_relation: Any = None,
     through_clip: bool = False,
+    data_canaries: DataCanaries | None = None,
+    predict: Callable[[Any, Any], Any] | None = None,
     **settings: Unpack[AuditSettings],
 ) -> Any:
     """The same privatizer with canaries in its steps and an `audit`; or the same `DPExecutionPlan` with such a privatizer.
@@ -73,6 +77,9 @@ def audited(
     With `through_clip` canaries enter `clipped_grad` as rows of the batch, ten times too long, so the audit checks the clip
     too: see `AuditedPrivatizer.canary_loss`. Otherwise they join the clipped sum at the clip norm.
 
+    `data_canaries`, records that `coalmine.data_canaries` made and inserted into the data, are scored before training and at
+    the end, by the logits of `predict(params, inputs)`: the result then says what the model's outputs tell about them.
+
     `privatizer.audit.finish` takes `noise_state`, the state after the last step, `params`, the final model, `task`, and a
     `claim` for a run that began without one.
     """
@@ -94,6 +101,12 @@ def audited(
     for name, value in {"stddev": stddev, "clip_norm": clip_norm}.items():
         if value is None:
             raise TypeError(f"audited() needs the privatizer's {name}, which jax_privacy does not expose: pass {name}=")
+    if checked_canaries(data_canaries) is not None and not callable(predict):
+        raise TypeError(
+            f"data_canaries need predict=, a function of params and inputs to logits, got {short_repr(predict)}"
+        )
+    if data_canaries is not None and data_canaries.every is not None:
+        raise ValueError("data_canaries must have every=None: jax_privacy shows the audit no parameters between steps")
     law, column = (None, 1.0) if noising_matrix is None else banded_noise(noising_matrix, steps)
     mechanism = NoiseMechanism.of(stddev, clip_norm, law, column)
     tree = ModelTree(params)
@@ -108,8 +121,16 @@ def audited(
         _ = core.measurer.rotated_canaries  # raises an error if the audit's canaries cannot be compiled
     transformation = AuditedPrivatizer(*init_and_update(inner, through_clip=through_clip))
     transformation.audit = PrivatizerAudit(
-        core, accounting, selection, tree, steps=steps, scale=CLIP_SCALE if through_clip else None
+        core,
+        accounting,
+        selection,
+        tree,
+        steps=steps,
+        scale=CLIP_SCALE if through_clip else None,
+        save_model=settings.get("save_model", True),
     )
+    if predict is not None:
+        transformation.audit.score_records(data_canaries, params, predict)
     transformation.audit.follow(steps or accounting.planned, **followed(settings))
     if plan is None:
         return transformation

@@ -9,6 +9,7 @@ from opacus.optimizers import DPOptimizer
 
 from coalmine.argument_checks import short_repr, whole_number
 from coalmine.audit import Audit
+from coalmine.data_canaries import DataCanaries
 from coalmine.integrations.opacus.audit import OpacusAudit
 from coalmine.integrations.opacus.options import (
     CanaryOptions,
@@ -22,6 +23,7 @@ from coalmine.integrations.opacus.parameters import named_layers
 from coalmine.integrations.opacus.ranks import gradients_of, on_every_rank
 from coalmine.integrations.opacus.replay import Loss, checked_replay
 from coalmine.integrations.opacus.selection import RowSelection, SeedSelection, Selection
+from coalmine.integrations.records import checked_canaries
 from coalmine.integrations.row_pairing import USUAL_CANARIES
 from coalmine.integrations.setup import AuditSettings, followed, watch_noise
 from coalmine.measure.ranks import Reduce
@@ -41,6 +43,7 @@ def audited(
     reduce: Reduce | None = None,
     steps: int | None = None,
     replay: bool | Loss = True,
+    data_canaries: "DataCanaries | None" = None,
     **settings: Unpack[AuditSettings],
 ) -> Optimizer:
     """The same optimizer with canaries in its steps, and its audit as `optimizer.audit`.
@@ -79,10 +82,15 @@ def audited(
     At most 1 % of the passes of the planned `steps` are replayed, or at least 4 rows of one step; `replay=False` replays
     none.
 
+    `data_canaries`, records that `coalmine.data_canaries` made and inserted into the data set, are scored before training
+    and at the end: the result then says what the model's outputs tell about them. They need one process and the module as
+    `model`.
+
     In several processes (DDP, FSDP2) every rank calls `audited` with the same arguments, and `finish` at the end. Rank 0 has
     the directory and the result. `reduce` sums over the ranks, by default `torch_distributed.reduce_over()`.
 
-    `unit` names what a row holds, such as "document" or "user": every sentence, table and plot then says so.
+    `unit` names what a row holds, such as "document" or "user": every sentence, table and plot then says so. The directory
+    gets the model before and after training, for `coalmine verify`; `save_model=False` keeps the digests alone.
 
     `optimizer.audit` is an `OpacusAudit`, whose `finish` returns the result.
 
@@ -99,6 +107,10 @@ def audited(
         if steps is not None:
             whole_number("steps", steps, minimum=1)
         checked_replay(replay, model, data_loader)
+        if checked_canaries(data_canaries) is not None and gradients.ranks.several:
+            raise ValueError("data_canaries need one process: score the final model with DataCanaries.score instead")
+        if data_canaries is not None and not isinstance(model, torch.nn.Module):
+            raise TypeError(f"data_canaries need the module that is trained as model, got {short_repr(model)}")
         rate, rows = sampling_probability, None
         if data_loader is not None:
             rate = loader_rate(data_loader, rate, rng, every_rank=gradients.ranks.several)
@@ -132,8 +144,17 @@ def audited(
         selection = RowSelection(audit, gradients, optimizer, data_loader)
     planned = audit.settings.rounds if steps is None else steps
     optimizer.audit = OpacusAudit(
-        audit, optimizer, gradients, selection, options, model=model, planned=planned, replay=replay
+        audit,
+        optimizer,
+        gradients,
+        selection,
+        options,
+        model=model,
+        planned=planned,
+        replay=replay,
+        save_model=settings.get("save_model", True),
     )
+    optimizer.audit.watch_records(data_canaries, lambda: model)
     if gradients.ranks.rank == 0:
         optimizer.audit.follow(planned, **followed(settings))
     return optimizer

@@ -52,6 +52,7 @@ class OpacusAudit(FrameworkAudit):
         model: Any,
         planned: int | None,
         replay: bool | Loss = True,
+        save_model: bool = True,
     ) -> None:
         self._optimizer, self._gradients, self._selection = optimizer, gradients, selection
         self._options, self._model, self._planned = options, model, planned
@@ -61,6 +62,7 @@ class OpacusAudit(FrameworkAudit):
         if self._has_final():
             core.rewind_to(core.last_round)  # resume a run that ended between its final model and its result
         self._initial = self._parameters() if core.last_round == 0 else None
+        self.commit(initial=self._initial, planned=planned, save_model=save_model)
         self._faults = Faults(optimizer, model, selection, self.recorder)
         loader = selection.picked.loader if isinstance(selection, RowSelection) else None
         self._accounting = StepAccounting(
@@ -311,7 +313,18 @@ def _settings(optimizer: DPOptimizer, options: CanaryOptions, selection: Selecti
         "clip_norm": float(optimizer.max_grad_norm),
         "sampling_probability": options.probability,
     }
-    return {"privacy": privacy, "canaries": canaries} | ({"ranks": ranks} if ranks > 1 else {})
+    config = {"privacy": privacy, "canaries": canaries, "optimizer": _optimizer_facts(optimizer)}
+    return config | ({"ranks": ranks} if ranks > 1 else {})
+
+
+def _optimizer_facts(optimizer: DPOptimizer) -> dict[str, Any]:
+    """The kind of the optimizer, its momentum, and whether its steps add up to a multiple of the released gradients."""
+    inner, groups = optimizer.original_optimizer, optimizer.original_optimizer.param_groups
+    plain = not any(group.get(name) for group in groups for name in ("dampening", "weight_decay", "nesterov"))
+    same = len({(group["lr"], group.get("momentum")) for group in groups}) == 1
+    linear = type(inner) is torch.optim.SGD and plain and same
+    momentum = {"momentum": float(groups[0]["momentum"])} if linear else {}
+    return {"name": type(inner).__name__, "linear": linear} | momentum
 
 
 def _pipeline(optimizer: DPOptimizer) -> dict[str, Any]:

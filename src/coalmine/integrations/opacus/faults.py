@@ -133,7 +133,7 @@ def _longest_sum(audit: Audit) -> float:
     if audit.settings.replicated or not audit.settings.layers:
         return 0.0  # then the norms by layer are upper limits, or unknown
     longest = 0.0
-    for item in audit.log.rounds():
+    for item in audit.log.rounds_after(0):  # the result reads and checks them
         if item.participants is not None and item.layer_others is not None:
             most = max(item.participants, 1) * item.clip_norm  # Opacus may fill an empty batch with a random row
             longest = max(longest, float(np.linalg.norm(item.layer_others)) / most)

@@ -70,7 +70,8 @@ class RowSelection:
         def count_picks() -> Floats:
             """How often each canary's row was picked, the number of rows, and the picks of the most frequent row."""
             rows = self.picked.rows_in_step(examples)
-            most = np.unique(rows, return_counts=True)[1].max(initial=1)
+            repeated = len(set(rows.tolist())) < rows.size
+            most = np.unique(rows, return_counts=True)[1].max() if repeated else 1
             slots = (own_slot(self._ranks, rows.size), own_slot(self._ranks, most))
             return np.concatenate([self._pairing.times(rows), *slots])
 

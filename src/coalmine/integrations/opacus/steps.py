@@ -190,7 +190,8 @@ class AuditedSteps:
         if self._through_clip is not None:
             *rest, present = groups
             drawn = self._audit.schedule.drawn(self._audit.last_round + 1, present, self._through_clip)
-            few, rest = [drawn], [*rest, present[~np.isin(present, drawn, kind="table")]]
+            chosen = set(drawn.tolist())
+            few, rest = [drawn], [*rest, np.array([i for i in present.tolist() if i not in chosen], np.int32)]
         rows = [self._gradients.rows(self._audit, group.tolist(), -size) for group in few]  # a step goes against them
         params = self._optimizer.params
         of_examples = [p.grad_sample for p in params]
@@ -295,4 +296,5 @@ def _later_sum(samples: list[Any], clip_norm: float, versions: list[int]) -> Any
     total = torch.cat(_sum_of_clipped(samples, clip_norm))
     if [g._version for g in samples] != versions:
         raise ValueError(OVERWRITTEN)
+    samples.clear()  # the next step's gradients take their memory
     return total

@@ -300,7 +300,7 @@ class OtherSampler(Significance, PickFacts):
         return f"the sampler does not follow the claimed scheme: {pattern(self.seen)}{like} ({self.chance})"
 
     def plain(self) -> str:
-        return f"clients are not sampled as claimed, and the scheme that is seen has ε ≥ {self.epsilon_range[0]:.2g}"
+        return f"clients are not sampled as claimed: sampled as they were, ε is at least {self.epsilon_range[0]:.2g}"
 
     def advice(self) -> str:
         return RESTATE if self.seen_scheme is None else f"Account for {self.seen_scheme}, or fix the sampler."

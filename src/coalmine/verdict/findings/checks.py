@@ -42,6 +42,27 @@ class ClientTooLoud(Significance, Refutation):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ReplyMovesTooFar(Refutation):
+    """Without one client, and with the same random numbers, the release moves further than the claim implies (a check).
+
+    Changes are in standard deviations of the noise. No chance is involved: there is no noise in the difference.
+    """
+
+    code = "row"
+    remedy = "scale each client's whole update by its own norm alone, and add it once"
+    updates: str  # the kind of updates
+    score: float
+    claimed_score: float
+
+    def sentence(self) -> str:
+        return (
+            f"without one client, and with the same random numbers, the release of {self.updates} updates moves by "
+            f"{self.score:.3g} standard deviations of the noise, more than the {self.claimed_score:.3f} that the claim "
+            "implies"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
 class NoiseFollowsData(Doubt):
     """The noise depends on the norms of the updates (a check of a function)."""
 

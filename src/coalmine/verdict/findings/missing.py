@@ -29,7 +29,7 @@ class NoCanaries(Doubt):
     headline = "no round with a canary was observed"
 
     def sentence(self) -> str:
-        return "no round with a canary in it was observed, so the noise is unknown"
+        return "no round with a canary in it was observed, so no attack could be tried"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,6 +176,9 @@ class PipelineDiffers(Doubt):
 
     def sentence(self) -> str:
         return f"nothing refutes the claim, but the pipeline differs from it ({self.item}): {self.detail}"
+
+    def plain(self) -> str:
+        return self.detail
 
 
 def _lacking(rounds: int, name: str) -> str:
