@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import chdtrc
+from scipy.special import chdtrc, ndtr
 
 from coalmine.argument_checks import Floats
 from coalmine.audit import Audit
@@ -27,7 +27,7 @@ from coalmine.evidence.views import read_log
 from coalmine.measure.noise_law import resolution_of
 from coalmine.result.audit_result import AuditResult, Headline
 from coalmine.result.derivation import derive_result, derive_scores
-from coalmine.testing.call_plan import CallPlan, Indices, Pattern
+from coalmine.testing.call_plan import CERTAIN, SHORT, CallPlan, Indices, Pattern
 from coalmine.testing.likely_fault import TrialReading
 from coalmine.testing.shaped_calls import LEVEL as CLIENT_LEVEL
 from coalmine.testing.shaped_calls import ShapedCall, ShapedPattern, client_verdict, judge_shaped
@@ -88,6 +88,7 @@ class ReleaseTrials:
         self._made: dict[str, list[Call]] = {}
         self._shaped: dict[str, list[ShapedCall]] = {}
         self._numbers: dict[str, list[int]] = {}  # when each call of a pattern was made
+        self._after: list[Floats] = []  # scores of earlier updates in the calls after them
         self._rests: list[npt.NDArray[np.float32]] = []  # residuals of all calls, in their order
         self._progress, self._total, self._count = progress, total, 0
 
@@ -111,6 +112,24 @@ class ReleaseTrials:
         self._numbers.setdefault(pattern.name, []).append(self._count)
         if self._mechanism.noise is None:
             self._note_rest(call)
+
+    def make_after(self, pattern: Pattern, number: int) -> None:
+        """Call the function as usual, and then with short updates in the opposite directions: is the first still there?"""
+        self.make(pattern, number)
+        self._made[pattern.name].pop()
+        self._numbers[pattern.name].pop()
+        units = self._units(number % self._plan.groups)
+        vector = self._released(units * (-SHORT * self._mechanism.clip_norm), number if pattern.weighted else None)
+        everyone = np.arange(len(units))
+        call = Call(vector=vector, group=number % self._plan.groups, tested=everyone, along=units @ vector)
+        self._after.append(call.along / max(math.sqrt(call.variance), TINY))
+
+    def carried_over(self, usual: TrialReading) -> float | None:
+        """The share of a client's contribution that is in the next call's release; None if that may be chance."""
+        scores = np.concatenate(self._after) if self._after else np.zeros(0)
+        if not scores.size or not usual.length > 0 or ndtr(-float(scores.mean()) * math.sqrt(scores.size)) > CERTAIN:
+            return None
+        return float(scores.mean()) * usual.noise / usual.length
 
     def make_shaped(self, pattern: ShapedPattern, number: int) -> None:
         """Call the function once with updates of a special shape."""
