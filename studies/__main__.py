@@ -28,6 +28,7 @@ STUDIES = [
     ["-m", "studies.fine_tuning"],
     ["-m", "studies.other_frameworks"],
     ["-m", "studies.nvflare_svt"],
+    ["-m", "studies.field"],
     ["-m", "studies.reproduction"],
     ["-m", "studies.notebook"],
     ["-m", "fuzz", "--cases", "100000", "--seed", "2"],
