@@ -8,6 +8,8 @@ the examples, two transforms, and the canaries' sum. `finish()` is timed once.
 """
 
 import argparse
+import contextlib
+import io
 import json
 import statistics
 import sys
@@ -15,6 +17,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,7 +32,41 @@ from coalmine.integrations.opacus import audited
 
 ROWS, BATCH, CANARIES = 4_000, 128, 1_000
 FINISH_BAR = 0.5  # seconds
-BARS = {"mlp": 0.25, "mnist-cnn": 0.10, "wide-mlp": 0.03}  # of a step
+WARM_UP = 60  # steps, in which a small model's canaries are made
+
+
+class Case(NamedTuple):
+    """A training to measure; the bar is a share of its step."""
+
+    model: str
+    bar: float | None = None
+    mode: str = "hooks"
+    physical: int | None = None  # BatchMemoryManager's max_physical_batch_size
+    canaries: int = CANARIES
+    all_through_clip: bool = False
+    progress: bool = True  # the bar in the terminal
+
+    def __str__(self) -> str:
+        more = [self.mode] * (self.mode != "hooks") + ["split batches"] * (self.physical is not None)
+        more += ["all through the clip"] * self.all_through_clip
+        return ", ".join([self.model, f"{self.canaries:,} canaries", *more])
+
+
+CASES = (
+    Case("mlp", 0.25),
+    Case("mnist-cnn", 0.10),
+    Case("wide-mlp", 0.03),
+    Case("mlp", 0.25, canaries=100),
+    Case("mlp", 0.25, mode="functorch"),
+    Case("mlp", 0.25, mode="ghost"),
+    Case("mlp", 0.25, physical=32),
+    Case("mlp", all_through_clip=True),
+    Case("mnist-cnn", 0.10, canaries=100),
+    Case("mnist-cnn", 0.10, mode="functorch"),
+    Case("mnist-cnn", 0.10, mode="ghost"),
+    Case("mnist-cnn", 0.10, physical=32),
+    Case("mnist-cnn", all_through_clip=True),
+)
 
 
 class Times(NamedTuple):
@@ -139,22 +176,28 @@ class Loop:
         return statistics.median(taken)
 
 
-def measure(name: str, *, pairs: int, stretch: int, loop: dict[str, Any], **options: Any) -> dict[str, Any]:
+def measure(case: Case, *, pairs: int, stretch: int, **options: Any) -> dict[str, Any]:
     """Median seconds of a step without and with the audit, their shares, the floor, and the seconds of `finish`."""
-    with tempfile.TemporaryDirectory() as folder:
+    loop: dict[str, Any] = {"mode": case.mode, "physical": case.physical}
+    if "device" in options:
+        loop["device"] = options.pop("device")
+    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stderr(io.StringIO()):
         settings: dict[str, Any] = {
-            "canaries": CANARIES,
+            "canaries": case.canaries,
             "seed": b"a benchmark's seed",
             "delta": 1e-5,
             "claim": 8.0,
+            "progress": case.progress,
         } | options
+        if case.all_through_clip:
+            settings["through_clip"] = "all"
         loops = {
-            False: Loop(name, audit=False, **loop),
-            True: Loop(name, audit=True, directory=folder, **loop, **settings),
+            False: Loop(case.model, audit=False, **loop),
+            True: Loop(case.model, audit=True, directory=folder, **loop, **settings),
         }
         taken: dict[bool, list[Times]] = {False: [], True: []}
         for each in loops.values():
-            each.steps(3 * stretch)
+            each.steps(WARM_UP)
         for pair in range(pairs):
             for audit in (False, True) if pair % 2 else (True, False):
                 taken[audit].append(loops[audit].steps(stretch))
@@ -162,9 +205,8 @@ def measure(name: str, *, pairs: int, stretch: int, loop: dict[str, Any], **opti
         loops[True].optimizer.audit.finish()
         finish = start.until_now(1)
         loops[True].optimizer.audit.close()
-        row: dict[str, Any] = {
-            "model": name,
-            **loop,
+        row: dict[str, Any] = case._asdict() | {
+            "parameters": sum(p.numel() for p in loops[False].model.parameters()),
             "floor": 0.0 if "device" in loop else loops[False].floor(),
             "finish": finish._asdict(),
         }
@@ -177,47 +219,36 @@ def measure(name: str, *, pairs: int, stretch: int, loop: dict[str, Any], **opti
 def main(arguments: list[str] | None = None) -> int:
     """Print the shares next to their bars; 1 if one is missed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", nargs="*", default=list(BARS), choices=list(BARS))
-    parser.add_argument("--pairs", type=int, default=7)
-    parser.add_argument("--stretch", type=int, default=10)
-    parser.add_argument("--canaries", type=int, default=CANARIES)
-    parser.add_argument("--mode", default="hooks", choices=["hooks", "ghost", "functorch"])
-    parser.add_argument("--physical", type=int, help="BatchMemoryManager's max_physical_batch_size")
-    parser.add_argument("--all", action="store_true", help="all canaries through the clip; no bar")
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--models", nargs="*", default=["mlp", "mnist-cnn", "wide-mlp"])
+    parser.add_argument("--first", type=int, default=len(CASES), help="only the first cases of the list")
+    parser.add_argument("--pairs", type=int, default=9)
+    parser.add_argument("--stretch", type=int, default=20)
+    parser.add_argument("--json", type=Path, help="also write all rows into this file")
     given = parser.parse_args([] if arguments is None else arguments)
-    missed = False
+    rows = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for name in given.models:
-            size = sum(p.numel() for p in models()[name][0]().parameters())
-            options = {"through_clip": "all"} if given.all else {}
-            loop: dict[str, Any] = {"mode": given.mode, "physical": given.physical}
-            row = measure(
-                name, pairs=given.pairs, stretch=given.stretch, loop=loop, canaries=given.canaries, **options
-            ) | {"parameters": size, "canaries": given.canaries, "all_through_clip": given.all}
-            missed |= not given.all and (row["share_wall"] > BARS[name] or row["finish"]["wall"] > FINISH_BAR)
-            print(json.dumps(row) if given.json else _line(row), flush=True)
-    return int(missed)
+        for case in CASES[: given.first]:
+            if case.model in given.models:
+                stretch = max(given.stretch // 5, 1) if case.model == "wide-mlp" else given.stretch
+                rows.append(measure(case, pairs=given.pairs, stretch=stretch))
+                print(_line(case, rows[-1]), flush=True)
+                if given.json:
+                    given.json.write_text(json.dumps(rows, indent=1) + "\n")
+    return int(any(row["bar"] is not None and _misses(row) for row in rows))
 
 
-def _line(row: dict[str, Any]) -> str:
-    finish, name = row["finish"], row["model"]
-    how = "".join(
-        f", {word}"
-        for word, given in (
-            (row["mode"], row["mode"] != "hooks"),
-            ("split batches", row["physical"]),
-            ("all through the clip", row["all_through_clip"]),
-        )
-        if given
-    )
+def _misses(row: dict[str, Any]) -> bool:
+    return bool(row["share_wall"] > row["bar"] or row["finish"]["wall"] > FINISH_BAR)
+
+
+def _line(case: Case, row: dict[str, Any]) -> str:
+    finish, bar = row["finish"], "no bar" if case.bar is None else f"bar {case.bar:.0%}"
+    plain, audited, every, floor = (1e3 * row[name] for name in ("plain_wall", "audited_wall", "plain_all", "floor"))
     return (
-        f"{name} ({row['parameters']:,} parameters, {row['canaries']:,} canaries{how}): "
-        f"step {1e3 * row['plain_wall']:.2f} ms, audited {1e3 * row['audited_wall']:.2f} ms, {row['share_wall']:.0%} more "
-        f"(bar {BARS[name]:.0%}); its own thread {row['share_own']:.0%}, all threads {row['share_all']:.0%} of "
-        f"{1e3 * row['plain_all']:.2f} ms, floor {1e3 * row['floor']:.2f} ms; finish {finish['wall']:.2f} s, "
-        f"{finish['all']:.2f} s of the processor (bar {FINISH_BAR} s)"
+        f"{case}: step {plain:.2f} ms, audited {audited:.2f} ms, {row['share_wall']:.0%} more ({bar}); "
+        f"its own thread {row['share_own']:.0%}, all {row['share_all']:.0%} of {every:.2f} ms, floor {floor:.2f} ms; "
+        f"finish {finish['wall']:.2f} s, {finish['all']:.2f} s of the processor (bar {FINISH_BAR} s)"
     )
 
 

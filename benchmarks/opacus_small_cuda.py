@@ -18,6 +18,7 @@ import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 import traceback
 import warnings
@@ -41,23 +42,14 @@ BARS = {
     "1e9 memory over the model's": 0.12,
     "gpt-2 share": 0.015,
 }
-HOST_ROWS = (
-    ["--models", "mlp", "mnist-cnn", "--pairs", "15"],
-    ["--models", "mlp", "mnist-cnn", "--pairs", "9", "--canaries", "100"],
-    ["--models", "mlp", "mnist-cnn", "--pairs", "9", "--mode", "ghost"],
-    ["--models", "mlp", "mnist-cnn", "--pairs", "9", "--mode", "functorch"],
-    ["--models", "mlp", "mnist-cnn", "--pairs", "9", "--physical", "32"],
-    ["--models", "mlp", "mnist-cnn", "--pairs", "9", "--all"],
-    ["--models", "wide-mlp", "--pairs", "5", "--stretch", "5"],
-)
 
 
 def small_models(tiny: bool) -> list[dict[str, Any]]:
     """The models of `opacus_small` on the GPU."""
-    pairs, stretch = (2, 2) if tiny else (11, 20)
-    loop = {"device": "cpu" if tiny else "cuda"}
+    pairs, stretch, device = (2, 2, "cpu") if tiny else (11, 20, "cuda")
     return [
-        opacus_small.measure(name, pairs=pairs, stretch=stretch, loop=loop) for name in ("mnist-cnn", "mlp", "wide-mlp")
+        opacus_small.measure(opacus_small.Case(name), pairs=pairs, stretch=stretch, device=device)
+        for name in ("mnist-cnn", "mlp", "wide-mlp")
     ]
 
 
@@ -93,26 +85,24 @@ def whole_round(tiny: bool) -> dict[str, float]:
 
 
 def on_two_cores(tiny: bool) -> list[dict[str, Any]]:
-    """The rows of `opacus_small`, each in a process that may use two cores."""
-    rows = []
-    for arguments in HOST_ROWS[:1] if tiny else HOST_ROWS:
-        few = ["--models", "mlp", "--pairs", "2", "--stretch", "3"]
-        code = (
-            "import os, sys; os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:2]); "
-            "from benchmarks.opacus_small import main; main(sys.argv[1:])"
-        )
+    """The rows of `opacus_small`, in a process that may use two cores."""
+    code = (
+        "import os, sys; os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:2]); "
+        "from benchmarks.opacus_small import main; main(sys.argv[1:])"
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "rows.json"
+        few = ["--first", "1", "--pairs", "2", "--stretch", "3"] if tiny else []
         done = subprocess.run(
-            [sys.executable, "-c", code, *(few if tiny else arguments), "--json"],
+            [sys.executable, "-c", code, *few, "--json", str(file)],
             env=os.environ | {"OMP_NUM_THREADS": "2", "CUDA_VISIBLE_DEVICES": ""},
             capture_output=True,
             text=True,
-            timeout=150,
+            timeout=300,
             check=False,
         )
-        rows += [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-        if not done.stdout:
-            rows.append({"arguments": arguments, "error": done.stderr[-500:]})
-    return rows
+        rows: list[dict[str, Any]] = json.loads(file.read_text()) if file.exists() else [{"error": done.stderr[-500:]}]
+        return rows
 
 
 def billion(tiny: bool) -> dict[str, Any]:

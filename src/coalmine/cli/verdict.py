@@ -14,6 +14,7 @@ from coalmine.cli.junit import Case, write_junit
 from coalmine.cli.named_runs import find_runs, how_to_finish, is_finished, print_notes, print_problems, read_result
 from coalmine.cli.options import Command, run_directories
 from coalmine.cli.output import print_columns, print_json, shown_number
+from coalmine.log.run_directory import is_run
 from coalmine.result.words import Words
 from coalmine.verdict.claim import Claim
 from coalmine.verification import judge_again
@@ -75,7 +76,8 @@ def verdict(
 
     The verdict is read from result.json; `coalmine verify` checks that it follows from the recorded rounds. With
     --max-epsilon the recorded rounds are judged again, against a number of yours. It is read as the run's own claim was:
-    for the same participations, or the same sampling. A run without a claim is judged against the number alone.
+    for the same participations, or the same sampling. A run without a claim is judged against the number alone. Views of a
+    run, such as that of its server, follow it here if something was claimed for them.
     """
     if max_epsilon is not None:
         Claim(one_number("--max-epsilon", max_epsilon))  # one line, before any run is read
@@ -83,6 +85,8 @@ def verdict(
         summary_file()  # before any run is judged
     named = find_runs(directories)
     found = [read_verdict(run, max_epsilon) for run in named.runs]
+    views = [view for run in named.runs for view in sorted((run / "views").glob("*")) if is_run(view)]
+    found += [each for each in map(read_verdict, views) if each.claimed_epsilon is not None]
     found += [RunVerdict(run=str(path), error=line) for path, line in named.problems.items()]
     if junit is not None:
         write_junit(junit, "coalmine verdict", [_junit_case(each) for each in found])

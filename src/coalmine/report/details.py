@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from coalmine.argument_checks import count_of
 from coalmine.evidence.gauges.gauge import GaugeResult, by_gauge
 from coalmine.report.advice import gauge_steps
-from coalmine.report.brief import assumption
+from coalmine.report.brief import assumption, item_status
 from coalmine.report.table_rows import bound_notes, ladder_table, row_warnings, secondary_rows, top_row
 from coalmine.result.audit_result import AuditResult
-from coalmine.result.trainer_section import SeenNode
+from coalmine.result.trainer_section import SeenNode, SeenView
 from coalmine.result.words import (
     Words,
     format_bound,
@@ -70,15 +70,23 @@ def detail_lines(result: AuditResult) -> Iterator[str]:
         yield f"{result.verdict.outcome}: {result.verdict.reason}"
     for name, leg in result.legs.items():
         yield f"{name}: {leg.outcome}: {leg.reason}"
-    yield from (f"{item.name}: {item.status} ({item.detail})" for item in result.audited)
+    yield from (f"{item.name}: {item_status(result, item)} ({item.detail})" for item in result.audited)
     yield from gauge_lines(result)
     if count := len(result.small_groups):
         yield f"{count_of(count, 'group')} of canaries with too few for an estimate: result.small_groups"
+    yield from map(view_words, result.trainer.views)
     if result.trainer.nodes:
         yield f"most exposed: {'; '.join(map(_node, result.trainer.nodes[:NAMED_NODES]))}"
     yield from result.notes
     if result.log_digest is not None:
         yield f"digest of the log: {result.log_digest}"
+
+
+def view_words(view: SeenView) -> str:
+    """The verdict on what somebody else than the public sees, in a line."""
+    measured = "" if view.measured is None else f", measured {format_number(view.measured)}"
+    claimed = "nothing was claimed" if view.claimed is None else f"claimed ε {format_number(view.claimed)}{measured}"
+    return f"view of {view.name}, which sees {view.sees}: {view.outcome or 'no verdict'} ({claimed})"
 
 
 def _node(seen: SeenNode) -> str:

@@ -45,6 +45,18 @@ class SeenNode:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SeenView:
+    """The audit of what somebody else than the public sees: its name, what they see, claim, measured ε and verdict."""
+
+    name: str
+    sees: str
+    outcome: str | None = None
+    reason: str | None = None
+    claimed: float | None = None
+    measured: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class TrainerSection:
     """The trainer's own part of a result; None where it says nothing. Its entries are on the top level of result.json.
 
@@ -63,6 +75,7 @@ class TrainerSection:
         client_exposure: Whether these belong to an average client or to the most exposed one.
         client_participations: The largest number of rounds in which a client was seen.
         nodes: What the server saw of its nodes, the most exposed first.
+        views: The audits of what others than the public see.
         secret_seed: Whether the canaries' seed is secret.
         accounted_epsilon: The ε that the trainer's accountant quotes after training.
         claimed_late: Whether the claim was made after training.
@@ -97,6 +110,7 @@ class TrainerSection:
     client_exposure: Literal["average", "most exposed"] | None = None
     client_participations: int | None = None
     nodes: tuple[SeenNode, ...] = ()
+    views: tuple[SeenView, ...] = ()
     secret_seed: bool | None = None
     accounted_epsilon: float | None = None
     claimed_late: bool | None = None
@@ -162,7 +176,7 @@ def _converted(name: str, stored: Any, kind: Any) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, FunctionCheck | SeenNode):
+    if isinstance(value, FunctionCheck | SeenNode | SeenView):
         return vars(value)
     if isinstance(value, PipelineRecord):
         return value.to_dict()

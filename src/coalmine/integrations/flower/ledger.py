@@ -17,6 +17,7 @@ from coalmine.integrations.flower.sent_round import SentRound, only_record
 from coalmine.integrations.flower.warning_log import WarningLog, logger
 from coalmine.integrations.flower.weights import Averaged, WeightRatio
 from coalmine.integrations.flower.wrapped import Wrapped
+from coalmine.result.trainer_section import SeenNode
 
 LONGEST_REASON = 400  # characters kept of a failed reply's reason
 
@@ -102,28 +103,30 @@ class NodeLedger:
             "dropped_replies": [[each.node, each.why] for each in replies.dropped] or None,
         }
 
-    def nodes(self, audit: Audit, noise: float | None) -> list[dict[str, Any]]:
-        """The nodes that the server saw, the most exposed first, then those that answered least: entries of the result."""
+    def nodes(self, audit: Audit, noise: float | None) -> tuple[SeenNode, ...]:
+        """The nodes that the server saw, the most exposed first, then those that answered least."""
         seen, dropped = self.exposures.nodes, Counter(each.node for each in self.dropped)
         unheard = dropped + self.failed + self.silent
         order = sorted(
             seen.times.keys() | unheard.keys(), key=lambda node: (-seen.squares.get(node, 0), -unheard[node])
         )
-        equal = not self.weights_differ
-        return [
-            {
-                "node": node,
-                "rounds": seen.times.get(node, 0),
-                "epsilon": self.exposures.epsilon(
-                    audit, noise, equal_weights=equal, total=math.sqrt(seen.squares.get(node, 0.0))
-                ),
-                "weight": seen.parts.get(node, 1.0),
-                "dropped": dropped[node],
-                "failed": self.failed[node],
-                "silent": self.silent[node],
-            }
+
+        def epsilon(node: int) -> float | None:
+            total = math.sqrt(seen.squares.get(node, 0.0))
+            return self.exposures.epsilon(audit, noise, equal_weights=not self.weights_differ, total=total)
+
+        return tuple(
+            SeenNode(
+                node=node,
+                rounds=seen.times.get(node, 0),
+                epsilon=epsilon(node),
+                weight=seen.parts.get(node, 1.0),
+                dropped=dropped[node],
+                failed=self.failed[node],
+                silent=self.silent[node],
+            )
             for node in order[:NAMED_NODES]
-        ]
+        )
 
     def described(self) -> list[str]:
         """A sentence on the nodes that failed or did not answer, with the number of their rounds."""

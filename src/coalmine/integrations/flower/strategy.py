@@ -188,6 +188,9 @@ class AuditedStrategy(Strategy):
         arrays, metrics = self.wrapped.aggregate(server_round, [*found.good, *found.failed, *extra], grown * kept)
         noise, divisor = self.wrapped.noise_multiplier, float(len(found.good) * grown)
         released = arrays is not None
+        if released and self.audit.views.by_name:
+            real = [reply for reply in found.good if id(reply) not in averaged.index_of]
+            self.audit.views.observe(sent, real, canaries, self._scale)
         if released:
             self.ledger.add_release(averaged, (noise or 0.0) / divisor)
         self.audit.observe(

@@ -21,6 +21,7 @@ from coalmine.integrations.flower.scope import (
     tensors_item,
 )
 from coalmine.integrations.flower.server_checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from coalmine.integrations.flower.views import SERVER, Views
 from coalmine.integrations.flower.warning_log import WarningLog, logger
 from coalmine.integrations.flower.wrapped import Wrapped
 from coalmine.integrations.recorder import FinishedRun
@@ -50,8 +51,23 @@ class StrategyAudit(ModelAudit):
         self.scale, self.others_left_out = scale, others_left_out
         self.warnings = WarningLog()
         self.ledger = NodeLedger(wrapped, self.warnings)
+        self.views = Views()
         privacy = {"clip_norm": wrapped.clip_norm} | if_known("noise_multiplier", wrapped.noise_multiplier)
         super().__init__(core, privacy=privacy, canaries={"mode": mode, "scale": scale}, strategy=wrapped.names)
+
+    def add_views(self, views: Views, *, own_audit: bool) -> None:
+        """Audit what others than the public see, too. Rejects views whose replies the audit does not see."""
+        for name in views.by_name:
+            if own_audit:
+                raise ValueError(f"the view {name} needs audited() to make the audits: omit audit=")
+            if self._mode != "client":
+                raise ValueError(f"the view {name} needs canaries that clients send: mode 'client', got {self._mode!r}")
+            if name != SERVER and not (self.wrapped.private is None and self.wrapped.is_linear):
+                raise ValueError(
+                    f"the view {name} needs noise on clients and a strategy that averages like FedAvg: a coalition knows "
+                    "no share of a server's noise"
+                )
+        self.views = views
 
     def begin(self, initial: Mapping[str, Array], planned: int | None = None) -> None:
         """Start or resume, as `ModelAudit` does, and recall what was seen of nodes."""
@@ -71,6 +87,7 @@ class StrategyAudit(ModelAudit):
         self._source.owners.update(map(tuple, seen.get("owners", np.zeros((0, 2), np.uint64)).tolist()))
         self.ledger.rewound += self.last_round - done
         self.rewind_to(done)
+        self.views.rewind_to(done)
         if done:
             logger.info("resuming after round %d", done)
             for text in self.wrapped.resume(state, done):
@@ -82,6 +99,7 @@ class StrategyAudit(ModelAudit):
         if self.directory is None or model is None:
             return
         self.flush(sync=True)  # a checkpoint must never be ahead of the audit, even after a power cut
+        self.views.flush()
         seen = self.ledger.exposures.to_arrays() | {"owners": _as_rows(self._source.owners)}
         save_checkpoint(self.directory.path, self.number(server_round), model, self.wrapped.state, seen)
 
@@ -125,9 +143,14 @@ class StrategyAudit(ModelAudit):
             items=self.items(completed),
             notes=note,
             warnings=[*self.warnings.texts, *self.ledger.described(), *describe_dropped(self.ledger.dropped)],
-            entries=entries | {"nodes": self.ledger.nodes(self.core, noise)},
+            entries=entries | {"nodes": self.ledger.nodes(self.core, noise), "views": self.views.finish(task)},
         )
         return self.conclude_models(late, run, task=task)
+
+    def close(self) -> None:
+        """Unlock the directories of the audit and of its views."""
+        self.views.close()
+        super().close()
 
     def items(self, claim: Claim | None = None) -> list[AuditedItem]:
         """The parts of the pipeline that this audit has checked so far or not, each with its reason."""
