@@ -1,6 +1,5 @@
 """Faults that replays of Opacus steps must see, each beside an honest twin: state, outputs, shared parameters, losses."""
 
-import numpy as np
 import pytest
 from requires import require
 
