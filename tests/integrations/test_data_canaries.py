@@ -1,7 +1,9 @@
 """Data canaries beside gradient canaries in one audited training."""
 
 import json
+from pathlib import Path
 
+import jsonschema
 import numpy as np
 import pytest
 
@@ -21,6 +23,7 @@ from coalmine.verdict.findings.records import RecordsAboveClaim
 from coalmine.verification.audit_check import verify_run
 
 pytestmark = [pytest.mark.filterwarnings(text) for text in opacus_training.WARNINGS]
+SCHEMA = Path(__file__).parents[2] / "docs" / "reference" / "result.schema.json"
 SEED, OTHER_SEED = b"the seed of gradients", b"the seed of records"
 CENTRES = 3 * np.random.default_rng(0).normal(size=(4, 20))
 
@@ -68,7 +71,9 @@ def test_one_run_has_both_kinds_of_canaries(tmp_path):
     assert result.records.commitment == records.commitment
     assert "outputs  " in str(result)
     assert "records: checked (" in result.details()
-    assert AuditResult.from_dict(RunDirectory(tmp_path / "run").read_result()) == result
+    stored = RunDirectory(tmp_path / "run").read_result()
+    assert AuditResult.from_dict(stored) == result
+    jsonschema.Draft202012Validator(json.loads(SCHEMA.read_text())).validate(stored)
     (derived,) = [check for check in verify_run(tmp_path / "run", SEED) if check.name == "result"]
     assert derived.held
     stored = (tmp_path / "run" / "data-canaries.json").read_text()
@@ -147,3 +152,21 @@ def test_canaries_that_nobody_inserted_are_refused():
         audited(optimizer, dict(model.named_parameters()), data_canaries=inserted, **common)
     with pytest.raises(TypeError, match=r"made by coalmine\.data_canaries, got 3"):
         audited(optimizer, model, data_canaries=3, **common)
+
+
+def test_a_trainer_passes_data_canaries_on(tmp_path):
+    pytest.importorskip("transformers")
+    pytest.importorskip("peft")
+    import lora_training
+
+    from coalmine.integrations.transformers import audited as audited_trainer
+
+    case = lora_training.make()
+    tokens = data_canaries.rare_tokens(49, length=12, count=60, seed=OTHER_SEED)
+    with pytest.raises(ValueError, match=r"train on canaries\.insert"):
+        audited_trainer(canaries=20, seed=SEED, delta=1e-5, data_canaries=tokens)
+    case.loader.dataset.input_ids = tokens.insert((case.rows.input_ids, case.rows.labels))[0][:40]
+    callback = audited_trainer(canaries=20, seed=SEED, delta=1e-5, replay=False, data_canaries=tokens)
+    lora_training.trainer_of(case, callback, tmp_path, steps=2).train()
+    (rung,) = callback.finish().records.rungs
+    assert (rung.name, rung.total) == ("black-box", 60)
