@@ -17,6 +17,7 @@ from click.testing import CliRunner
 import coalmine
 from coalmine import Claim, RunDirectory
 from coalmine.cli.main import app, main
+from coalmine.cli.program import _message
 from coalmine.log import files
 from coalmine.log.files import json_ready, write_atomically
 from coalmine.log.seed_file import read_seed, write_seed
@@ -260,3 +261,24 @@ def test_a_run_of_an_integration_is_not_resumed_by_coalmine(tmp_path, capsys):
     assert "by the integration of 'opacus': run your training script again, with this directory" in " ".join(
         err.split()
     )
+
+
+def test_a_package_that_cannot_be_loaded_is_not_called_missing():
+    """As under `ulimit -v`, where torch is there but its libraries cannot be mapped."""
+    error = ImportError("training needs: pip install 'coalmine[simulation]'")
+    error.__cause__ = ImportError("libtorch_cpu.so: failed to map segment from shared object")
+    assert _message(error) == (
+        "a package is installed but cannot be loaded: libtorch_cpu.so: failed to map segment from shared object; "
+        "is there enough memory (ulimit -v)?"
+    )
+    error.__cause__ = ModuleNotFoundError("No module named 'torch'")
+    assert _message(error) == "training needs: pip install 'coalmine[simulation]'"
+
+
+def test_the_page_of_a_comparison_holds_no_escape_of_a_directorys_name(tmp_path):
+    for name in (ESCAPE, "plain"):
+        shutil.copytree(STORED / "poisson", tmp_path / name)
+    page = tmp_path / "page.html"
+    answered = CliRunner().invoke(app, ["report", str(tmp_path / ESCAPE), str(tmp_path / "plain"), "--out", str(page)])
+    assert answered.exit_code == 0, answered.output
+    assert "\x1b" not in page.read_text(encoding="utf-8")

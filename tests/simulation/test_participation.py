@@ -185,3 +185,12 @@ def test_a_rounds_file_lists_canaries_sampled_like_clients(tmp_path):
 def test_invalid_participation_is_rejected(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+@pytest.mark.parametrize("content", ["7c1f0e35a9b84d2296d3e8f4b05a6c1d\n", "12345678901234567890\n"])
+def test_a_seed_file_in_the_place_of_a_rounds_file_is_not_printed(tmp_path, content):
+    path = tmp_path / "seed"
+    path.write_text(content)
+    with pytest.raises(ValueError, match="line 1: word 1 is not one of the 5 clients, counted from 0") as error:
+        read_rounds(path, clients=5)
+    assert content.strip() not in str(error.value)

@@ -9,17 +9,19 @@ import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from commands import command, lines_of, without_torch
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from coalmine.audit import Audit
 from coalmine.data import data_folder
 from coalmine.measure import torch_group
-from coalmine.measure.torch_group import LostRankError
+from coalmine.measure.torch_group import LostRankError, can_connect
 from coalmine.simulation import RunConfig
 from coalmine.simulation.client_sums import divide_clients
 from coalmine.simulation.cohorts import plan_cohorts
@@ -27,7 +29,12 @@ from coalmine.simulation.config import EngineSettings
 from coalmine.simulation.config_sources import merged, task_defaults
 from coalmine.simulation.distributed import rank_environment, rank_group
 from coalmine.simulation.distributed.local_ranks import LocalRanks, SharedExamples
-from coalmine.simulation.distributed.rank_environment import first_node, join_group, place_from
+from coalmine.simulation.distributed.rank_environment import (
+    first_node,
+    join_group,
+    listening_handle,
+    place_from,
+)
 from coalmine.simulation.distributed.rank_group import RankError, RankInputError
 from coalmine.simulation.dp_fedavg import Training
 from coalmine.simulation.engines import Examples, client_engine
@@ -514,3 +521,12 @@ def test_replaced_steps_need_one_worker():
 
     with pytest.raises(ValueError, match="jobs must be 1 where the steps of a round are replaced, got 2"):
         simulate(RunConfig(rounds=2, engine=EngineSettings(jobs=2)), steps=Steps())
+
+
+def test_a_store_listens_at_its_own_address_alone():
+    handle = listening_handle("127.0.0.1", 0)
+    with closing(socket.socket(fileno=os.dup(handle))) as seen:
+        assert seen.getsockname()[0] == "127.0.0.1"
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, master_listen_fd=handle)
+    assert can_connect("127.0.0.1", store.port)
+    assert not can_connect("127.0.0.2", store.port)

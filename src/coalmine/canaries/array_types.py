@@ -76,7 +76,7 @@ def checked_vector(vector: Any, dim: int) -> "Array | torch.Tensor":
 def checked_like(like: Any) -> Any:
     """`like` itself, rejected unless it is an array or a tensor of floating-point numbers."""
     if is_tensor(like):
-        floating = like.dtype.is_floating_point
+        floating = like.dtype.is_floating_point and like.dtype.itemsize > 1  # 8-bit floats cannot be multiplied
     elif isinstance(like, np.ndarray):
         floating = like.dtype.kind == "f"
     elif is_jax(like):
@@ -84,7 +84,9 @@ def checked_like(like: Any) -> Any:
     else:
         raise ValueError(f"like must be a numpy array, a torch tensor or a jax array, got {type(like).__name__}")
     if not floating:
-        raise ValueError(f"like must be of a floating-point dtype, because canaries are unit vectors, got {like.dtype}")
+        raise ValueError(
+            f"like must be of a floating-point dtype, at least 16 bits wide, as canaries are unit vectors, got {like.dtype}"
+        )
     return like
 
 

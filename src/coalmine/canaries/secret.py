@@ -1,14 +1,29 @@
 """Seeds and keys that no message, log or traceback shows: they behave as usual, but print as <secret>."""
 
 import operator
-from typing import SupportsIndex
+from typing import NoReturn, Self, SupportsIndex
 
 from coalmine.argument_checks import WrongTypeError
 
 PLACEHOLDER = "<secret>"
 
 
-class SecretInt(int):
+class _NotStored:
+    """A secret that cannot be pickled, which would write it in plain; a copy is the secret itself."""
+
+    def __copy__(self) -> Self:
+        return self
+
+    def __deepcopy__(self, memo: object) -> Self:
+        return self
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
+        raise TypeError(
+            "a seed cannot be pickled, as the copy would be in plain text: pass the path of its file instead"
+        )
+
+
+class SecretInt(_NotStored, int):
     """An integer that prints as <secret>."""
 
     def __repr__(self) -> str:
@@ -20,7 +35,7 @@ class SecretInt(int):
         return PLACEHOLDER
 
 
-class SecretBytes(bytes):
+class SecretBytes(_NotStored, bytes):
     """Bytes that print as <secret>."""
 
     def __repr__(self) -> str:

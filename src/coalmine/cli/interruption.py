@@ -39,13 +39,14 @@ def _stop(number: int, _: object) -> None:
 
 
 @contextmanager
-def resumable(command: str, directory: Path) -> Iterator[None]:
-    """On an interruption, name `command` with the directory as the way to continue, once the run exists."""
+def resumable(command: str, named: Path, run: Path | None = None) -> Iterator[None]:
+    """On an interruption, say that `command` with the path continues, once there is a `run` (default: at that path)."""
+    directory = run or named
     try:
         yield
     except KeyboardInterrupt as stop:
         if directory.is_dir() and any(directory.iterdir()):
-            stop.add_note(f"continue with: {command} {shlex.quote(str(directory))}")
+            stop.add_note(f"continue with: {command} {shlex.quote(str(named))}")
         raise
 
 

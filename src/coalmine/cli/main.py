@@ -5,6 +5,7 @@ from typing import NoReturn
 
 import click
 
+from coalmine.cli.audit import audit, canaries
 from coalmine.cli.check import check
 from coalmine.cli.compare import compare
 from coalmine.cli.data import data
@@ -26,6 +27,7 @@ from coalmine.version import __version__
 
 TOPICS = {
     "Train and audit": (run, watch, sweep, check, data),
+    "Audit a pipeline that runs elsewhere": (canaries, audit),
     "Read finished audits": (report, statement, compare, verdict, verify, replay),
     "Plan and compute": (plan, estimate, epsilon),
     "Set up and check coalmine": (seed, selftest),

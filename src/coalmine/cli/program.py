@@ -121,7 +121,13 @@ def _outlive_readers() -> None:
 
 
 def _message(error: Exception) -> str:
-    """The error's message; for a file that cannot be used, the file and the reason."""
+    """The error's message; for a file that cannot be used, the file and the reason.
+
+    A package that is there but cannot be loaded, as under a limit on memory, is not missing.
+    """
+    cause = error.__cause__
+    if isinstance(error, ImportError) and isinstance(cause, ImportError) and not isinstance(cause, ModuleNotFoundError):
+        return f"a package is installed but cannot be loaded: {cause}; is there enough memory (ulimit -v)?"
     if not isinstance(error, OSError) or error.errno is None or error.strerror is None:
         return str(error)
     files = " -> ".join(str(name) for name in (error.filename, error.filename2) if name is not None)

@@ -26,5 +26,7 @@ have scale 10, and `finish` takes the state of the noise.
 `finish`. `torch_distributed` is not a framework: its `reduce_over` sums an audit's numbers over the ranks of a training run,
 for `opacus` under DDP and FSDP2 and for `Audit.for_model`.
 
+`files` audits a pipeline that runs elsewhere, by the files that it reads and writes.
+
 CONTRIBUTING.md says how to add a framework.
 """

@@ -50,7 +50,8 @@ class FinishedRun:
 
     `pipeline` holds further facts of a `PipelineRecord`. `items` lists the parts of the pipeline that the integration covers
     or omits. `notes` and `warnings` are printed with the result; they stand apart from the notes that follow from
-    the rounds. `entries` are further entries of the `TrainerSection`.
+    the rounds. `clients` is the largest number of real clients in a round. `entries` are further entries of the
+    `TrainerSection`.
     """
 
     noise: float | None = None
@@ -64,6 +65,7 @@ class FinishedRun:
     items: Sequence[AuditedItem] = ()
     notes: Sequence[str] = ()
     warnings: Sequence[str] = ()
+    clients: int | None = None
     entries: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -133,7 +135,7 @@ class RunRecorder:
             pipeline=self._pipeline(run, stated),
         )
         analytical = self._epsilon(run.noise, usual)
-        result = self._audit.result(claim=judged, analytical_epsilon=analytical, audited=run.items)
+        result = self._audit.result(claim=judged, analytical_epsilon=analytical, clients=run.clients, audited=run.items)
         result = replace(result, trainer=section.with_entries(**run.entries)).written_to(self._audit.directory)
         if self.follower is not None:
             self.follower.finished(result)

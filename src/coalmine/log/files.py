@@ -6,6 +6,8 @@ import math
 import os
 import secrets
 import stat
+import tomllib
+import zipfile
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
@@ -74,6 +76,17 @@ def remove_drafts(path: Path) -> None:
     """Remove the drafts of `path` that killed processes left behind; only its one writer may call this."""
     for draft in path.parent.glob(f".{path.name}.*.new"):
         draft.unlink(missing_ok=True)
+
+
+def sync_file(path: Path) -> None:
+    """Return once a file that was appended to is on disk."""
+    handle = os.open(path, os.O_RDWR | BINARY)
+    try:
+        os.fsync(handle)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from None
+    finally:
+        os.close(handle)
 
 
 def sync_directory(path: Path) -> None:
@@ -159,6 +172,26 @@ def read_stream(name: str, stream: IO[bytes], *, most: int) -> bytes:
     return b"".join(pieces)
 
 
+def check_archive(name: str, file: IO[bytes], *, most: int) -> None:
+    """ValueError if the members of a zip archive unpack to more than `most` bytes; it reads on at the start of the file."""
+    with zipfile.ZipFile(file) as archive:
+        size = sum(member.file_size for member in archive.infolist())
+    file.seek(0)
+    if size > most:
+        raise ValueError(f"{name} must unpack to at most {most:,} bytes, got {size:,}")
+
+
+def read_toml(path: Path, *, most: int = 1 << 20) -> dict[str, Any]:
+    """The tables of a TOML file of at most `most` bytes; ValueError for anything else."""
+    content = read_regular(path, most=most)
+    try:
+        return tomllib.loads(content.decode())
+    except RecursionError:
+        raise ValueError(f"{path} is nested too deeply to be a config") from None
+    except ValueError as error:  # also whole numbers of thousands of digits
+        raise ValueError(f"{path} is not TOML: {error}") from None
+
+
 def lock_file(path: Path) -> FileLock | None:
     """The lock of this file until it is released; None if another process, or this one, holds it.
 
@@ -205,6 +238,11 @@ def write_at(handle: int, data: bytes, place: int) -> None:
     except OSError:
         os.ftruncate(handle, place)  # a full disk must not leave half a record
         raise
+
+
+def overwrite_at(handle: int, data: bytes, place: int) -> None:
+    """Write a few bytes over those at offset `place`; what follows them stays."""
+    _write_once(handle, data, place)
 
 
 def _write_once(handle: int, data: bytes, place: int) -> int:

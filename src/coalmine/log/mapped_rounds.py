@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from coalmine.log.files import open_regular
-from coalmine.log.rounds_file import MAGIC, Entry, scan_records
+from coalmine.log.rounds_file import MAGIC, Entry, check_magic, scan_records
 from coalmine.measure.round import Final, Round
 from coalmine.measure.settings import Settings
 
@@ -24,6 +24,7 @@ class LogReader:
     numbers: tuple[int, ...]  # skipped rounds included
     outcome: dict[str, Any] | None  # the trainer's own entries of the result
     digest: str  # of the last record
+    left_over: int = 0  # bytes after the last whole record
 
     def rounds(self) -> Iterator[Round]:
         return iter(self.kept)
@@ -66,10 +67,12 @@ def map_rounds(path: Path, *, checked: bool = True) -> LogReader:
         if size < len(MAGIC):
             raise ValueError(f"{path} is empty or truncated")
         window = _Window(memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)))
-    if window.read(len(MAGIC)) != MAGIC:
-        raise ValueError(f"{path} is not a log of rounds; was it written by another program or a newer coalmine?")
-    items, final, outcome, digest = [], None, None, b""
-    for kind, item, _, digest in scan_records(window, size, path, checked=checked):  # noqa: B007 the last one is kept
+    start = window.read(len(MAGIC))
+    if start != MAGIC:
+        check_magic(bytes(start), bytes(window.read(size)), path)
+        window.rewind_to(len(MAGIC))
+    items, final, outcome, digest, end = [], None, None, b"", len(MAGIC)
+    for kind, item, end, digest in scan_records(window, size, path, checked=checked):  # noqa: B007 the last one is kept
         if kind == "final":
             final = item
         elif kind == "round":
@@ -77,7 +80,7 @@ def map_rounds(path: Path, *, checked: bool = True) -> LogReader:
         else:
             outcome = item.values
     kept = tuple(item for item in items if not item.skipped)
-    return LogReader(kept, final, tuple(item.number for item in items), outcome, digest.hex())
+    return LogReader(kept, final, tuple(item.number for item in items), outcome, digest.hex(), size - end)
 
 
 class _Window:
@@ -88,6 +91,9 @@ class _Window:
 
     def tell(self) -> int:
         return self._place
+
+    def rewind_to(self, place: int) -> None:
+        self._place = place
 
     def read(self, size: int) -> memoryview:
         piece = self._mapped[self._place : self._place + size]

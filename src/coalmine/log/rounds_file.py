@@ -10,6 +10,7 @@ import hashlib
 import json
 import logging
 import os
+import re
 import struct
 import tempfile
 from collections.abc import Iterator
@@ -22,12 +23,13 @@ import numpy as np
 import numpy.typing as npt
 
 from coalmine.argument_checks import one_line
-from coalmine.log.files import BINARY, check_depth, open_regular, read_at, sync_directory, write_at
+from coalmine.log.files import BINARY, check_depth, open_regular, overwrite_at, read_at, sync_directory, write_at
 from coalmine.log.round_schema import check_types, check_values
 from coalmine.log.single_writer import SingleWriterLock, refuse_copy
 from coalmine.measure.round import Final, Round
 
 MAGIC = b"coalmine rounds 1\n"
+VERSION = re.compile(rb"coalmine rounds \d+\n")
 TAG = b"REC\n"
 LENGTHS = struct.Struct("<QQ")
 DIGEST = 16
@@ -233,10 +235,12 @@ class RoundLog:
         handle = self._open_handle()
         size = os.fstat(handle).st_size
         reader = _Reader(handle, start=0)
-        if reader.read(len(MAGIC)) != MAGIC:
-            raise ValueError(
-                f"{self._path} is not a log of rounds; was it written by another program or a newer coalmine?"
-            )
+        start = reader.read(len(MAGIC))
+        if start != MAGIC:
+            check_magic(start, reader.read(size), self._path)
+            if not self._read_only:
+                overwrite_at(handle, MAGIC, 0)
+            reader = _Reader(handle)
         for kind, item, end, digest in scan_records(reader, size, self._path, lost_end=not self._read_only):
             self._end = end
             self._digests.append(digest)
@@ -249,6 +253,23 @@ class RoundLog:
         if size > self._end and not self._read_only:  # a reader may see a record that is being written
             logger.warning("%s: dropped %d bytes of a torn last record", self._path, size - self._end)
             os.ftruncate(handle, self._end)
+
+
+def check_magic(start: bytes, rest: bytes, path: Path | None) -> None:
+    """ValueError for a file that is no log. A whole first record shows that only its first line is damaged."""
+    other_version = VERSION.fullmatch(start) is not None
+    if len(start) < len(MAGIC) or other_version or not _starts_with_record(rest):
+        raise ValueError(f"{path} is not a log of rounds; was it written by another program or a newer coalmine?")
+    logger.warning("%s: its first line is damaged, but the records after it are whole", path)
+
+
+def _starts_with_record(rest: bytes) -> bool:
+    """Whether the bytes start with a whole first record."""
+    first = len(TAG) + LENGTHS.size
+    if rest[: len(TAG)] != TAG or len(rest) < first:
+        return False
+    end = first + sum(LENGTHS.unpack(rest[len(TAG) : first]))
+    return _chained(b"", rest[first:end]) == rest[end : end + DIGEST]
 
 
 def _temporary_file() -> int:

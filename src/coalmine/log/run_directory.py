@@ -36,6 +36,7 @@ from coalmine.log.files import (
     read_at,
     read_regular,
     remove_drafts,
+    sync_file,
     write_at,
     write_atomically,
 )
@@ -158,6 +159,12 @@ class RunDirectory:
             raise OSError(error.errno, error.strerror, str(path)) from None
         finally:
             os.close(handle)
+
+    def sync_metrics(self) -> None:
+        """Return once the lines of metrics are on disk, so that no checkpoint is ahead of them after a power cut."""
+        path = self.path / "metrics.jsonl"
+        if path.exists():
+            sync_file(path)
 
     def rewind_metrics_to(self, round_number: int) -> None:
         """Remove the metrics of later rounds, and damaged lines."""

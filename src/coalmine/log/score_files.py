@@ -5,8 +5,10 @@ A file is split into named columns; the names and the cells determine the role o
 
 import csv
 import io
+import struct
 import sys
 import warnings
+import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,12 +18,14 @@ import numpy as np
 import numpy.typing as npt
 
 from coalmine.argument_checks import Floats, finite_array, short_repr
-from coalmine.log.files import read_regular, read_stream
+from coalmine.log.files import check_archive, read_regular, read_stream
 
 Role = Literal["observed", "unobserved"]
 Cells = npt.NDArray[Any]  # numbers or text; None or "" for a missing cell
 STDIN = "-"
+NUMBER = 8  # bytes
 LARGEST = 4 << 30  # bytes of a score file
+LARGEST_UNPACKED = 1 << 30  # bytes of its numbers, if it is compressed
 SCORE_NAMES = ("score", "scores", "cosine", "cosines")
 INDEX_NAMES = ("canary", "index", "id", "", "unnamed: 0", "__index_level_0__")  # the last three are written by pandas
 ROLES: tuple[Role, Role] = ("observed", "unobserved")
@@ -215,6 +219,8 @@ def _columns(name: str, names: list[str], cells: list[Cells]) -> dict[str, Cells
 
 def _read_numpy(name: str, content: bytes) -> dict[str, Cells]:
     """The arrays of an .npz by name, or the columns of an .npy."""
+    if content.startswith(b"PK"):
+        _check_unpacked(name, content)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about headers that another version wrote
@@ -237,6 +243,13 @@ def _read_numpy(name: str, content: bytes) -> dict[str, Cells]:
     return {key if key in ROLES else "1": array.ravel() for key, array in arrays.items()}
 
 
+def _check_unpacked(name: str, content: bytes) -> None:
+    try:
+        check_archive(name, io.BytesIO(content), most=LARGEST_UNPACKED)
+    except (zipfile.BadZipFile, NotImplementedError, struct.error):
+        return  # numpy says what is wrong with it
+
+
 def _check_array(name: str, array: Cells) -> None:
     if array.dtype.kind not in "iuf":
         raise ValueError(f"{name} must hold real numbers, got an array of type {array.dtype}")
@@ -253,9 +266,17 @@ def _read_parquet(name: str, content: bytes) -> dict[str, Cells]:
     except ImportError as error:
         raise ImportError("reading .parquet needs: pip install 'coalmine[parquet]'") from error
     try:
-        table = pyarrow.parquet.read_table(pyarrow.BufferReader(content))
+        facts = pyarrow.parquet.ParquetFile(pyarrow.BufferReader(content)).metadata
+        unpacked = max(
+            sum(facts.row_group(i).total_byte_size for i in range(facts.num_row_groups)),
+            NUMBER * facts.num_rows * facts.num_columns,
+        )
+        if unpacked <= LARGEST_UNPACKED:
+            table = pyarrow.parquet.read_table(pyarrow.BufferReader(content))
     except (pyarrow.ArrowException, OSError):
         raise ValueError(f"{name} is damaged, or is not a parquet file") from None
+    if unpacked > LARGEST_UNPACKED:
+        raise ValueError(f"{name} must unpack to at most {LARGEST_UNPACKED:,} bytes, got {unpacked:,}")
     names = [key.strip().lower() for key in table.column_names]
     return _columns(name, names, [_parquet_cells(column) for column in table.columns])
 

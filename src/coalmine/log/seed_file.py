@@ -51,8 +51,9 @@ def write_seed(path: str | Path) -> None:
             file.write(secrets.token_hex(16) + "\n")
             file.flush()
             os.fsync(file.fileno())
-    except BaseException:
-        Path(path).unlink(
-            missing_ok=True
-        )  # an empty or truncated seed, on a full disk, would be taken for a complete one
+    except BaseException as error:
+        # An empty or truncated seed, on a full disk, would be taken for a complete one.
+        Path(path).unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            raise OSError(error.errno, error.strerror, str(path)) from None
         raise

@@ -147,6 +147,12 @@ class OpenedRun:
         self.statement = Precommitment(**published["statement"])
         self.commitment = Commitment.from_dict(published["commitment"])
 
+    def sync(self) -> None:
+        """Return once rounds and metrics are on disk."""
+        self.log.sync()
+        if self.directory is not None:
+            self.directory.sync_metrics()
+
     def amend(self, **changes: Any) -> None:
         """Commit to a statement with these changes, and to config.toml as it is now. Every rank calls it, before round 1."""
 

@@ -85,16 +85,16 @@ class BlockMeasurer(Measurer[MeasuredBlocks]):
 
     def sum_of_canaries(self, indices: list[int], size: float, like: Any = None) -> Any:
         """The sum of the canaries at `indices`, each of norm `size`, in the model's structure; `like` is not needed."""
-        rows = self.tree.empty_rows()
-        with ThreadPoolExecutor(threads()) as pool:
-            # Threads, because the first write to new memory is slow; a GPU's work stays in this thread.
-            apply = pool.map if self._on_host else map
+        return self.tree.rebuild(self.write_canaries(indices, size, self.tree.empty_rows()))
+
+    def write_canaries(self, indices: list[int], size: float, rows: Rows) -> Rows:
+        """Write the sum of the canaries at `indices`, each of norm `size`, into rows, block by block, and return them."""
+        with ThreadPoolExecutor(threads()) as pool:  # new memory is slow to write; a GPU's work stays in this thread
             for block, stretches in enumerate(self._stretches):
-                like = empty_working_array([rows[part.name] for part in stretches])
-                total = self.canaries.combine(block, indices, like=like, unit=True)
+                total = self.canaries.combine(block, indices, like=self._like(block, rows), unit=True)
                 write = partial(_write_stretch, rows, total, size * float(self.canaries.shares[block]))
-                list(apply(write, stretches))
-        return self.tree.rebuild(rows)
+                list((pool.map if self._on_host else map)(write, stretches))
+        return rows
 
     def refuse(self, error: Exception) -> None:
         """Tell the other ranks, which wait for this rank's part of a round, that this rank failed."""

@@ -1,6 +1,6 @@
 """What a caller states about a round, checked before anything is measured."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import SupportsIndex
 
@@ -58,7 +58,7 @@ class RoundFacts:
 
 def observed_indices(present: Iterable[SupportsIndex], settings: Settings) -> list[int]:
     """Distinct observed canaries, rejected unless they lie in 0..canaries - 1."""
-    if not isinstance(present, Iterable):
+    if not isinstance(present, Iterable) or isinstance(present, bytes | bytearray | memoryview | str | Mapping):
         raise WrongTypeError(f"present must list canaries, got {short_repr(present)}")
     listed = list(present.tolist() if hasattr(present, "tolist") else present)
     indices = [whole_number("a canary's index", index, minimum=0) for index in listed]

@@ -6,7 +6,7 @@ import shlex
 import textwrap
 from collections.abc import Iterator
 
-from coalmine.argument_checks import one_line
+from coalmine.argument_checks import one_line, printable
 from coalmine.evidence.gaussian_bound import FINAL_RUNGS
 from coalmine.evidence.unknown_round import RUNG as UNKNOWN_ROUND
 from coalmine.known_faults import likely_faults
@@ -23,6 +23,7 @@ from coalmine.result.words import (
     short_power,
 )
 from coalmine.verdict.claim import ADD_OR_REMOVE, REPLACE, ZERO_OUT
+from coalmine.verdict.coverage import AuditedItem
 from coalmine.verdict.findings.amplified import AccountedAboveClaim, OtherSampler, SamplerAboveClaim
 from coalmine.verdict.findings.finding import Doubt
 from coalmine.verdict.findings.missing import NothingClaimed, PipelineDiffers
@@ -158,6 +159,12 @@ def wrong_items(result: AuditResult) -> dict[str, str]:
     return wrong | {item.name: "wrong" for item in result.audited if item.status == "failed"}
 
 
+def item_status(result: AuditResult, item: AuditedItem) -> str:
+    """The status of an audited item, with the mark of a checked one that is wrong or in doubt."""
+    mark = wrong_items(result).get(item.name) if item.status == "checked" else None
+    return f"{item.status}: {mark}" if mark else item.status
+
+
 def _coverage(result: AuditResult) -> Iterator[tuple[str, str]]:
     """The audited items in two lines: those that were looked at, with those that are wrong, and the others."""
     if not result.audited:
@@ -244,7 +251,7 @@ def where(result: AuditResult) -> str:
         )
     if result.directory is None:
         return "result.details() has every attacker and every measurement of the noise"
-    page, path = result.directory / "report.html", shlex.quote(str(result.directory))
+    page, path = result.directory / "report.html", printable(shlex.quote(str(result.directory)))
     return str(page) if page.exists() else f"`coalmine report {path}` writes the page; --details prints it"
 
 

@@ -1,17 +1,15 @@
 """Where a run's settings come from: a TOML file, options, and the defaults of the task."""
 
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from coalmine.argument_checks import one_of
-from coalmine.log.files import read_regular
+from coalmine.log.files import read_toml
 from coalmine.simulation.config import LEVELS, RunConfig
 from coalmine.simulation.tasks import TASKS
 
 PATHS = (("canaries", "seed_file"), ("participation", "rounds_file"), ("task", "data_dir"))
-LARGEST_CONFIG = 1 << 20  # bytes
 
 
 def task_defaults(name: str, level: str = "client") -> dict[str, Any]:
@@ -119,13 +117,7 @@ def merged(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, A
 
 def read_config(path: Path) -> dict[str, Any]:
     """The content of a TOML file; RunConfig.from_dict validates it. Paths in it are relative to the file's folder."""
-    content = read_regular(path, most=LARGEST_CONFIG)
-    try:
-        values = tomllib.loads(content.decode())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is not TOML: {error}") from None
-    except RecursionError:
-        raise ValueError(f"{path} is nested too deeply to be a config") from None
+    values = read_toml(path)
     for section, name in PATHS:
         part = values.get(section)
         if isinstance(part, dict) and isinstance(part.get(name), str):

@@ -14,6 +14,7 @@ from coalmine.simulation.population import Indices
 from coalmine.simulation.randomness import numpy_stream
 
 PARTICIPATIONS = ("shuffled", "poisson", "fixed", "limited", "file")
+LONGEST_SHOWN = 8  # characters of a seed that could be guessed
 CANARY_PREFIX = "canary:"
 
 
@@ -186,7 +187,8 @@ def read_rounds(path: Path, *, clients: int, canaries: int = 0) -> RoundsFromFil
         ) from None
     rounds = []
     for number, line in enumerate(lines, start=1):
-        present = [_participant(word, f"{path}, line {number}", clients, canaries) for word in line.split()]
+        words = enumerate(line.split(), start=1)
+        present = [_participant(word, f"{path}, line {number}", place, clients, canaries) for place, word in words]
         if len(set(present)) < len(present):
             raise ValueError(f"{path}, line {number}: a participant is listed twice")
         rounds.append(np.array(present, dtype=np.int64))
@@ -219,11 +221,12 @@ def write_rounds(path: Path, rounds: Sequence[Indices], *, clients: int) -> None
     path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
 
 
-def _participant(word: str, where: str, clients: int, canaries: int) -> int:
+def _participant(word: str, where: str, place: int, clients: int, canaries: int) -> int:
     digits = word.removeprefix(CANARY_PREFIX)
     first, count, kind = (clients, canaries, "canaries") if word != digits else (0, clients, "clients")
     if not digits.isascii() or not digits.isdigit() or int(digits) >= count:
-        raise ValueError(f"{where}: {word!r} is not one of the {count} {kind}, counted from 0")
+        shown = repr(word) if len(digits) < LONGEST_SHOWN else f"word {place}"  # it may be a seed file
+        raise ValueError(f"{where}: {shown} is not one of the {count} {kind}, counted from 0")
     return first + int(digits)
 
 

@@ -41,12 +41,12 @@ def audit_of_run(planned: PlannedPrivacy, task: Task, home: RunDirectory | None)
     config, settings = planned.config, audit_settings(planned.config, task)
     seed = config.canary_seed()
     if home is not None and not home.has_record:  # a resumed run keeps what it committed to, whatever is computed here
-        home.commit(seed, checked_settings(task.model.dim, momentum=0.0, **settings), _statement(planned, task))
+        home.commit(seed, checked_settings(task.model.dim, momentum=0.0, **settings), statement_of(planned, task))
     deferred = not task.model.layers  # small models finish before a thread would start
     return Audit(task.model.dim, seed=seed, directory=home, deferred=deferred, **settings)
 
 
-def _statement(planned: PlannedPrivacy, task: Task) -> Precommitment:
+def statement_of(planned: PlannedPrivacy, task: Task) -> Precommitment:
     """The statement that the run commits to before round 1: all that follows from its config."""
     initial = task.model.initial(torch_stream(planned.config.seed, "initial model"))
     return Precommitment(

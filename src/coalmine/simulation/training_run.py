@@ -69,7 +69,7 @@ def start(
     workers if the config does not set it. `home` is the run directory, if the caller has already locked it.
     """
     config = replace(config, engine=config.engine.resolved())
-    task = _load_task(config)
+    task = load_task_of(config)
     config = _with_workers(config, task, steps, ranks, most_workers)
     planned = None
     if (directory / "config.toml").exists():
@@ -104,7 +104,7 @@ def follow(ranks: RankGroup) -> None:
     config = RunConfig.from_dict(json.loads(ranks.read()))
 
     def prepare() -> tuple[Task, RankSums]:
-        task = _load_task(config).to(config.engine.device)
+        task = load_task_of(config).to(config.engine.device)
         engine = engine_of(config, task.model, task.train)
         return task, RankSums(ranks, ClientSums(config, population_of(config, task), engine))
 
@@ -313,7 +313,7 @@ def prepared(
     planned: PlannedPrivacy | None = None,
 ) -> Iterator[Training]:
     """A training with its task, engine, ranks and audit; leaving the context releases them."""
-    task = task or _load_task(config)
+    task = task or load_task_of(config)
     config = _with_workers(config, task, steps, ranks)
     shared = SharedExamples(task.train) if config.engine.jobs > 1 and ranks is None else None
     task = task.to(config.engine.device)
@@ -348,18 +348,22 @@ def check_plans(configs: Mapping[str, RunConfig]) -> None:
     tasks: dict[TaskSettings, Task] = {}
     for name, config in configs.items():
         try:
-            task = tasks.get(config.task) or tasks.setdefault(config.task, _load_task(config))
+            task = tasks.get(config.task) or tasks.setdefault(config.task, load_task_of(config))
             plan(config, task)
         except ValueError as error:
             raise ValueError(f"{name} cannot be run: {error}") from error
 
 
-def plan(config: RunConfig, task: Task) -> PlannedPrivacy:
-    """The plan of a run: its config with the number of canaries, its cohorts, and the privacy that follows. Validates it."""
+def plan(config: RunConfig, task: Task, *, seed: int | bytes | None = None) -> PlannedPrivacy:
+    """The plan of a run: its config with the number of canaries, its cohorts, and the privacy that follows. Validates it.
+
+    The canaries' `seed` is by default the one of the config.
+    """
     population = len(population_of(config, task))
     config = replace(config, canaries=config.canaries.with_count(population))
     schedule = CanarySchedule(
-        checked_settings(task.model.dim, momentum=0.0, **audit_settings(config, task)), config.canary_seed()
+        checked_settings(task.model.dim, momentum=0.0, **audit_settings(config, task)),
+        config.canary_seed() if seed is None else seed,
     )
     cohorts = plan_cohorts(config, population, schedule.in_round)
     config.privacy.clipping_of(cohorts.expected_size)  # validate now
@@ -377,7 +381,8 @@ def _check_epochs(config: RunConfig, population: int) -> None:
         )
 
 
-def _load_task(config: RunConfig) -> Task:
+def load_task_of(config: RunConfig) -> Task:
+    """The task of a run, with its data."""
     data_dir = None if config.task.data_dir is None else Path(config.task.data_dir)
     return load_task(config.task.name, clients=config.task.clients, data_dir=data_dir)
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from coalmine.argument_checks import WrongTypeError, count_of, one_number, short_repr, whole_number
+from coalmine.argument_checks import WrongTypeError, count_of, names_neighbours, one_number, short_repr, whole_number
 from coalmine.estimators.sampling import (
     Poisson,
     RandomAllocation,
@@ -25,6 +25,7 @@ LONGEST_UNIT = 60  # characters
 MECHANISM = "mechanism:"  # before a number in text: the epsilon of the mechanism, without amplification
 
 
+@names_neighbours
 @dataclass(frozen=True)
 class Claim:
     """A claimed epsilon.

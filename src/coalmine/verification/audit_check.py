@@ -4,6 +4,7 @@ A check holds, does not hold, or could not be made. An audit is verified only if
 made states the missing input.
 """
 
+import importlib
 import json
 import re
 from dataclasses import replace
@@ -39,6 +40,7 @@ DIFFERS = (
     "they were changed afterwards"
 )
 SHA256 = 32  # bytes
+PLAN_CHECK = "coalmine.simulation.plan_check"  # found by its name, since `simulation` is built on audits
 DERIVED = ("reason",)  # entries that are generated from others, in words that may change
 ADDED = ("log_digest", "schema_version")  # entries that a result has only in its file
 
@@ -84,12 +86,28 @@ def verify_run(
         cosines,
         added,
         check_trainer(known),
+        *_planned(known),
         _derived(known),
     ]
 
 
+def _planned(known: Evidence) -> list[Check]:
+    """For a directory of `coalmine run`, whether everything follows from its config."""
+    if known.config is None or "trainer" in known.config or not {"task", "privacy"} <= known.config.keys():
+        return []
+    try:
+        check: Check = importlib.import_module(PLAN_CHECK).check_plan(known)
+    except ImportError as error:
+        check = Check(
+            "plan", None, f"to make the plan again from config.toml: pip install 'coalmine[simulation]' ({error})"
+        )
+    return [check]
+
+
 def _misfit(known: Evidence) -> str | None:
-    """The reason why the log cannot be one of these settings; None if it can."""
+    """The reason why the log cannot be that of a finished run with these settings; None if it can."""
+    if known.log.left_over and known.log.outcome is not None:
+        return f"{known.log.left_over} bytes follow the end of the finished log: they were added later"
     try:
         for item in (*known.log.kept, *([] if known.log.final is None else [known.log.final])):
             check_fit(item, known.settings)

@@ -3,7 +3,7 @@
 import os
 import tokenize
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from coalmine.verification.check import Check, Evidence
 COSINE_TOLERANCE = 1e-5  # tolerance of a cosine in units of its null std: cosines are stored in single precision
 SUM_TOLERANCE = 1e-3  # relative tolerance of the final update along all canaries against the sum of the rounds
 LARGEST_SETTING = 1e100
+LARGEST_NUMBER, LARGEST_HEADER = 16, 1 << 16  # bytes
 UNREADABLE = (  # errors of numpy's reader for files with a strange header
     ArithmeticError, EOFError, LookupError, MemoryError, OSError, RecursionError, SyntaxError, TypeError, ValueError,
     tokenize.TokenError,
@@ -63,6 +64,13 @@ def _read_model(file: Path, dim: int) -> Floats:
         with os.fdopen(open_regular(file), "rb") as content:  # a pipe would wait for ever
             if content.read(2) == b"PK":
                 raise ValueError(f"{advice}, got an archive of several arrays")
+            content.seek(0, os.SEEK_END)
+            if content.tell() > LARGEST_NUMBER * dim + LARGEST_HEADER:  # or a header could ask for any amount of memory
+                raise ValueError(f"{advice}, got a file of {content.tell():,} bytes")
+            content.seek(0)
+            header = _header(content)
+            if header is not None and header[0] != (dim,):
+                raise ValueError(f"{advice}, got {header[1]} of shape {header[0]}")
             content.seek(0)
             vector = np.lib.format.read_array(content, allow_pickle=False)
     except FileNotFoundError:
@@ -75,6 +83,14 @@ def _read_model(file: Path, dim: int) -> Floats:
     if not np.isfinite(vector).all():
         raise ValueError(f"{advice}, got NaN or infinity in {(~np.isfinite(vector)).sum()} of them")
     return np.asarray(vector, np.float64)
+
+
+def _header(content: IO[bytes]) -> tuple[tuple[int, ...], Any] | None:
+    """Shape and type that a header states, before memory is taken for them; None for a rare version of the format."""
+    if np.lib.format.read_magic(content) != (1, 0):
+        return None
+    shape, _, kind = np.lib.format.read_array_header_1_0(content)
+    return shape, kind
 
 
 def _recomputed(known: Evidence, canaries: Any, vector: Floats | None) -> Check:

@@ -5,7 +5,7 @@ import warnings
 from dataclasses import replace
 from functools import lru_cache
 
-from coalmine.argument_checks import delta_array, nonnegative, one_number
+from coalmine.argument_checks import delta_array, names_neighbours, nonnegative, one_number
 from coalmine.estimators.amplification.allocation import allocation_epsilon
 from coalmine.estimators.amplification.amplified import PLD, UNAMPLIFIED, AmplifiedEpsilon, unamplified_epsilon
 from coalmine.estimators.amplification.fixed_cohorts import fixed_size_epsilon, shuffled_epsilon
@@ -22,6 +22,7 @@ from coalmine.estimators.sampling import (
 )
 
 
+@names_neighbours
 def amplified_epsilon(noise_multiplier: float, sampling: Sampling, delta: float) -> AmplifiedEpsilon:
     """Epsilon of a whole run for an attacker who sees every round and knows all other updates, but not the target's rounds.
 

@@ -12,7 +12,7 @@ from flwr.app import Array, ArrayRecord
 from coalmine.integrations.flower.arrays import DAMAGED
 from coalmine.integrations.flower.warning_log import logger
 from coalmine.log.checkpoints import load_newest
-from coalmine.log.files import write_atomically
+from coalmine.log.files import check_archive, write_atomically
 
 NAME = "checkpoint.npz"
 PREVIOUS = "checkpoint.previous.npz"
@@ -55,6 +55,8 @@ def load_checkpoint(directory: Path, *, recorded_rounds: int | None = None) -> C
 
 def _read(path: Path) -> Checkpoint:
     try:
+        with path.open("rb") as file:
+            check_archive(str(path), file, most=path.stat().st_size)  # nothing in it is compressed
         with (
             path.open("rb") as file,
             np.load(file, allow_pickle=False) as saved,

@@ -18,6 +18,9 @@ from coalmine.measure.arrays.host import is_on_device, numpy_vector
 _ROW = 4096
 
 
+SMALLEST_FLOAT = 2  # bytes of a number
+
+
 def unreadable(array: Any) -> str | None:
     """Why the tensor's numbers cannot be read; None if they can."""
     if torch.nn.parameter.is_lazy(array):
@@ -26,7 +29,13 @@ def unreadable(array: Any) -> str | None:
         return "a sparse or nested tensor: call .to_dense() first"
     if array.is_meta:
         return "a tensor on the meta device, which has no numbers"
-    return "a quantized tensor: call .dequantize() first" if array.is_quantized else None
+    if array.is_quantized:
+        return "a quantized tensor: call .dequantize() first"
+    if array.dtype.is_floating_point and array.dtype.itemsize < SMALLEST_FLOAT:
+        return f"a tensor of {array.dtype}: call .float() first"
+    if array.is_neg():
+        return "a tensor that is still to be negated: call .resolve_neg() first"
+    return "a fake tensor, which has no numbers" if type(array).__name__ == "FakeTensor" else None
 
 
 def tensor(vector: Any, **options: Any) -> torch.Tensor:

@@ -21,6 +21,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from coalmine.measure.torch_group import LOOPBACK, LostRankError
 from coalmine.simulation.client_sums import ClientSums, engine_of
 from coalmine.simulation.config import RunConfig
+from coalmine.simulation.distributed.rank_environment import listening_handle
 from coalmine.simulation.distributed.rank_group import RankGroup
 from coalmine.simulation.distributed.rounds import RankSums
 from coalmine.simulation.engines.plain.engine import Examples
@@ -89,7 +90,8 @@ class LocalRanks:
 
     def _start(self) -> RankGroup:
         _keep_memory()
-        store = TCPStore(LOOPBACK, 0, is_master=True, wait_for_workers=False)
+        handle = listening_handle(LOOPBACK, 0)
+        store = TCPStore(LOOPBACK, 0, is_master=True, wait_for_workers=False, master_listen_fd=handle)
         config = self.sums.config
         device = config.engine.device
         for rank in range(1, self.size):

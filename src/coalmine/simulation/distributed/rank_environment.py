@@ -173,12 +173,27 @@ def _store(place: RankPlace, end: float, limit: float) -> Any:
             is_master=is_host,
             wait_for_workers=False,
             timeout=timedelta(seconds=max(1.0, end - time.monotonic())),
+            master_listen_fd=listening_handle(place.address, place.port) if is_host else None,
         )
     except RuntimeError as error:
         raise LostRankError(
             f"{place.address}:{place.port} is not the store of a training ({type(error).__name__}); check "
             "MASTER_ADDR and MASTER_PORT"
         ) from error
+
+
+def listening_handle(address: str, port: int) -> int:
+    """The handle of a socket that listens at this address alone; a store of torch would listen on all interfaces."""
+    family, _, _, _, target = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    made = socket.socket(family)
+    try:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        made.bind(target)
+        made.listen(socket.SOMAXCONN)
+    except OSError:
+        made.close()
+        raise
+    return made.detach()
 
 
 def _check_port(place: RankPlace) -> None:
