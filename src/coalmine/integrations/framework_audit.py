@@ -62,8 +62,7 @@ class FrameworkAudit(ABC):
     def conclude(self, claim: Claim | float | str | None, run: FinishedRun, *, task: str | None = None) -> AuditResult:
         """Judge the claim, and return and write the result: what `RunRecorder.finish` says."""
         if self._replayed:
-            unit = "row" if self.trainer.unit == "example" else "reply"
-            rows = AuditedItem.of_rows(ReplayedRows(steps=tuple(self._replayed), unit=unit))
+            rows = AuditedItem.of_rows(ReplayedRows(steps=tuple(self._replayed)))
             run = replace(run, items=[*(item for item in run.items if item.name != "rows"), rows])
         if self._records is not None:
             run = replace(run, items=[*run.items, self._records.item()])
