@@ -2,13 +2,16 @@
 
 import math
 import operator
-from collections.abc import Collection, Iterable
-from typing import Any, SupportsIndex
+from collections.abc import Callable, Collection, Iterable
+from functools import wraps
+from inspect import signature
+from typing import Any, SupportsIndex, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
+AnyCallable = TypeVar("AnyCallable", bound=Callable[..., Any])
 
 
 class WrongTypeError(TypeError, ValueError):
@@ -127,15 +130,15 @@ def same_shape(**arrays: Floats) -> tuple[Floats, ...]:
 
 
 NEIGHBOURS = {  # words of Opacus, dp-accounting, jax_privacy and TensorFlow Privacy, and what they are called here
-    "sample_rate": ("sampling_probability", "sampling", "participation"),
-    "sampling_prob": ("sampling_probability", "sampling"),
-    "q": ("sampling_probability", "sampling"),
-    "steps": ("rounds", "steps"),
-    "num_steps": ("steps", "rounds"),
-    "epochs": ("rounds", "steps"),
+    "sample_rate": ("sampling_probability", "probability", "sampling", "participation", "clients_per_round"),
+    "sampling_prob": ("sampling_probability", "probability", "sampling"),
+    "q": ("sampling_probability", "probability", "sampling"),
+    "steps": ("rounds", "steps", "participations", "sampling"),
+    "num_steps": ("steps", "rounds", "participations", "sampling"),
+    "epochs": ("rounds", "steps", "participations", "sampling"),
     "sigma": ("noise_multiplier", "noise_std"),
     "noise_scale": ("noise_multiplier", "noise_std"),
-    "target_epsilon": ("claim", "epsilon"),
+    "target_epsilon": ("claim", "epsilon", "max_epsilon"),
     "target_delta": ("delta",),
     "max_grad_norm": ("clip_norm",),
     "l2_norm_clip": ("clip_norm",),
@@ -154,6 +157,29 @@ def neighbour(name: str, known: Iterable[str]) -> str | None:
     words = {each.lstrip("-").replace("-", "_"): each for each in known}
     meant = NEIGHBOURS.get(name.lstrip("-").replace("-", "_"), ())
     return next((words[word] for word in meant if word in words), None)
+
+
+def hint_of(name: str, known: Iterable[str]) -> str:
+    """The end of a message about an unknown name: the one here, if `neighbour` knows it."""
+    meant = neighbour(name, known)
+    return "" if meant is None else f": here it is {meant}"
+
+
+def names_neighbours(call: AnyCallable) -> AnyCallable:
+    """Decorate a function or a class: an unknown keyword that other libraries have is an error that names the one here."""
+    if isinstance(call, type):
+        call.__init__ = names_neighbours(call.__init__)  # type: ignore[misc]
+        return cast(AnyCallable, call)
+    known = signature(call).parameters
+
+    @wraps(call)
+    def checked(*arguments: Any, **keywords: Any) -> Any:
+        for name in keywords.keys() - known.keys():
+            if hint := hint_of(name, known):
+                raise TypeError(f"{call.__qualname__.removesuffix('.__init__')}() has no {name!r}{hint}")
+        return call(*arguments, **keywords)
+
+    return cast(AnyCallable, checked)
 
 
 def short_repr(value: object) -> str:

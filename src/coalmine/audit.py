@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NoReturn, SupportsIndex
 
-from coalmine.argument_checks import positive, whole_number
+from coalmine.argument_checks import names_neighbours, positive, whole_number
 from coalmine.audit_arguments import AuditArguments, Seed
 from coalmine.audit_thread import one_thread
 from coalmine.canaries.philox import key_from_seed
@@ -71,6 +71,7 @@ class Audit:
     4.7
     """
 
+    @names_neighbours
     def __init__(
         self,
         dim: int,
@@ -305,6 +306,7 @@ class Audit:
         """One canary client's update, of norm scale·clip_norm."""
         return self.updates([index], clip_norm, scale=scale, like=like)
 
+    @names_neighbours
     @one_thread
     def observe_round(
         self,
@@ -441,6 +443,7 @@ class Audit:
             self.flush()
         return self.watch.alarm(log, claim)
 
+    @names_neighbours
     def result(
         self,
         *,

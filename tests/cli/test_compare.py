@@ -5,10 +5,14 @@ import shutil
 from pathlib import Path
 
 import pytest
+from matplotlib.figure import Figure
 from runs import make_run
 from training import train
 
 from coalmine.cli import main as cli
+from coalmine.report import plots, read_run
+from coalmine.report.figures import comparison_pictures
+from coalmine.report.table_rows import table_rows
 
 
 def compared(capsys, *arguments):
@@ -142,3 +146,17 @@ def test_a_number_outside_json_is_a_one_line_error(runs, capsys):
         cli.main(["compare", *map(str, runs)])
     assert stop.value.code == 2
     assert "is not JSON (a number in it is not finite)" in capsys.readouterr().err
+
+
+def test_a_report_of_several_runs_has_the_ladder_of_each_on_one_axis(runs):
+    runs_read = [read_run(run) for run in runs]
+    (picture,) = [each for each in comparison_pictures(runs_read) if each.name == "ladders"]
+    for place, run in enumerate(runs_read, start=1):
+        assert f"{place} {run.name}" in picture.svg
+        for row in table_rows(run.result):
+            assert f"{row.rung} {row.epsilon:.3g}" in picture.alt
+    axes = [
+        plots.ladder(Figure().subplots(), run.result, beside=[each.result for each in runs_read]) for run in runs_read
+    ]
+    assert axes[0].get_xlim() == axes[1].get_xlim()
+    assert axes[0].get_xlim()[1] >= max(row.epsilon for run in runs_read for row in table_rows(run.result))

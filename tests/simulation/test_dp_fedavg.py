@@ -307,3 +307,24 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
     return int(done.stdout)
+
+
+def test_the_baseline_is_plain_federated_averaging():
+    """The same clients of the same rounds, averaged in float64, without clip, noise or canaries."""
+    settings = config(rounds=3, baseline=True, server={"learning_rate": 0.8}, canaries={"count": 40})
+    result = simulate(settings)
+    training, _ = trained(settings)
+    task, theta = training.task, training.initial_vector().double().numpy()
+    engine = client_engine("one-by-one", task.model, task.train, settings.client)
+    for number in (1, 2, 3):
+        clients = training.cohorts.of_round(number).clients
+        owned = [task.population.examples(client) for client in clients]
+        batches = draw_batches(owned, epochs=2, batch_size=16, rng=numpy_stream(1, "batches", number))
+        updates = list(engine.updates(torch.from_numpy(theta).float(), batches))
+        theta += 0.8 * np.mean([update.reshape(-1).double().numpy() for update in updates], axis=0)
+    state = training.initial_state()
+    state.model_vector = torch.from_numpy(theta).float()
+    assert result.trainer.accuracy_without_dp == pytest.approx(training.evaluate(state), abs=0.005)
+    assert result.trainer.accuracy_without_dp > result.trainer.accuracy
+    assert f"; {result.trainer.accuracy_without_dp:.1%} without DP and canaries" in str(result)
+    assert simulate(config(rounds=1)).trainer.accuracy_without_dp is None

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import click
 
-from coalmine.argument_checks import neighbour
+from coalmine.argument_checks import hint_of
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 MOST_DIGITS = 24
@@ -84,10 +84,9 @@ class Command(click.Command):
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
             known = [option for param in self.params for option in param.opts if option.startswith("--")]
-            meant = neighbour(error.option_name, known)
-            if meant is None:
-                raise
-            raise click.UsageError(f"No such option {error.option_name!r}: here it is {meant}.", error.ctx) from None
+            if hint := hint_of(error.option_name, known):
+                raise click.UsageError(f"No such option {error.option_name!r}{hint}.", error.ctx) from None
+            raise
 
     def format_arguments(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Do nothing: format_options lists the arguments in every version of click."""

@@ -5,6 +5,7 @@ from typing import Any
 
 import click
 
+from coalmine.argument_checks import hint_of
 from coalmine.estimators.sampling import FixedSize, Poisson, RandomAllocation, Sampling, Shuffled
 
 SCHEMES: dict[str, type[Sampling]] = {
@@ -29,7 +30,7 @@ class SchemeType(click.ParamType):  # type: ignore[type-arg]  # generic since cl
         for pair in pairs:
             name, _, text = pair.partition("=")
             if name not in fields:
-                self.fail(f"{kind} has {', '.join(fields)}, got {pair!r}", param, ctx)
+                self.fail(f"{kind} has {', '.join(fields)}, got {pair!r}{hint_of(name, fields)}", param, ctx)
             try:
                 settings[name] = float(text) if fields[name].type is float else int(text)
             except ValueError:

@@ -6,12 +6,13 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import ndtri
 
-from coalmine.argument_checks import Floats, delta_array, finite_array, nonnegative_array, same_shape
+from coalmine.argument_checks import Floats, delta_array, finite_array, names_neighbours, nonnegative_array, same_shape
 from coalmine.estimators.gaussians import Gaussian, gaussian_delta, gaussian_epsilon
 
 LARGEST_EPSILON = 1e100  # its double is finite, and so are the squares on the way
 
 
+@names_neighbours
 def mechanism_epsilon(
     noise_multiplier: npt.ArrayLike, *, delta: npt.ArrayLike, participations: npt.ArrayLike = 1
 ) -> Any:
@@ -35,6 +36,7 @@ def mechanism_epsilon(
     return float(answer) if answer.ndim == 0 else answer
 
 
+@names_neighbours
 def mechanism_noise(epsilon: npt.ArrayLike, *, delta: npt.ArrayLike, participations: npt.ArrayLike = 1) -> Any:
     """The noise multiplier that gives `epsilon`: the inverse of mechanism_epsilon. Epsilon inf gives 0.
 

@@ -9,12 +9,13 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from coalmine.argument_checks import one_number, one_of, short_repr, whole_number
+from coalmine.argument_checks import names_neighbours, one_number, one_of, short_repr, whole_number
 
 Strengths = tuple[tuple[float, int], ...]  # reference noise over the noise of a round, and the number of such rounds
 NO_SCHEDULE: Strengths = ()  # every round has the reference noise
 
 
+@names_neighbours
 @dataclass(frozen=True)
 class Poisson:
     """Each client joins each round independently, with this probability; the sum is divided by the expected number."""
@@ -79,6 +80,7 @@ class _Epochs:
         return f"{self.title} over {over}"
 
 
+@names_neighbours
 @dataclass(frozen=True)
 class RandomAllocation(_Epochs):
     """Each client draws one round of each epoch, independently, so cohort sizes vary; also called balls-and-bins."""
@@ -88,6 +90,7 @@ class RandomAllocation(_Epochs):
     adjacency: ClassVar[str] = "add or remove one"
 
 
+@names_neighbours
 @dataclass(frozen=True)
 class Shuffled(_Epochs):
     """Cohorts of fixed size from a permutation of all clients, a new one in each epoch, as in most data loaders.
@@ -100,6 +103,7 @@ class Shuffled(_Epochs):
     adjacency: ClassVar[str] = "zero out one"
 
 
+@names_neighbours
 @dataclass(frozen=True)
 class FixedSize:
     """`size` of `population` clients are drawn in each round, without replacement: Flower's default."""

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
-from coalmine.argument_checks import neighbour, one_number, short_repr
+from coalmine.argument_checks import hint_of, one_number, short_repr
 from coalmine.audit import Audit, OnViolation, Seed
 from coalmine.estimators.mechanism import mechanism_epsilon
 from coalmine.integrations.follower import Dashboards, Progress
@@ -159,8 +159,7 @@ def _provided_settings(**settings: Unpack[AuditSettings]) -> dict[str, Any]:
     unknown = provided.keys() - AuditSettings.__annotations__.keys()
     if unknown:
         name = min(unknown)
-        meant = neighbour(name, (*AuditSettings.__annotations__, "sampling_probability"))
-        hint = f": here it is {meant}" if meant else ""
+        hint = hint_of(name, (*AuditSettings.__annotations__, "sampling_probability"))
         raise TypeError(f"audited() got an unexpected keyword argument {name!r}{hint}")
     return provided
 

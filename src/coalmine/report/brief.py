@@ -23,6 +23,7 @@ from coalmine.result.words import (
     short_power,
 )
 from coalmine.verdict.claim import ADD_OR_REMOVE, REPLACE, ZERO_OUT
+from coalmine.verdict.coverage import AuditedItem
 from coalmine.verdict.findings.amplified import AccountedAboveClaim, OtherSampler, SamplerAboveClaim
 from coalmine.verdict.findings.finding import Doubt
 from coalmine.verdict.findings.missing import NothingClaimed, PipelineDiffers
@@ -158,6 +159,12 @@ def wrong_items(result: AuditResult) -> dict[str, str]:
     return wrong | {item.name: "wrong" for item in result.audited if item.status == "failed"}
 
 
+def item_status(result: AuditResult, item: AuditedItem) -> str:
+    """The status of an audited item, with the mark of a checked one that is wrong or in doubt."""
+    mark = wrong_items(result).get(item.name) if item.status == "checked" else None
+    return f"{item.status}: {mark}" if mark else item.status
+
+
 def _coverage(result: AuditResult) -> Iterator[tuple[str, str]]:
     """The audited items in two lines: those that were looked at, with those that are wrong, and the others."""
     if not result.audited:
@@ -167,7 +174,9 @@ def _coverage(result: AuditResult) -> Iterator[tuple[str, str]]:
     left = ", ".join(
         ITEMS.get(item.name, item.name) for item in result.audited if item.is_open and item.name not in seen
     )
-    texts = {name: ITEMS.get(name, name) + (f" ({wrong[name]})" if name in wrong else "") for name in seen}
+    assumed = {item.name: item.replayed.assumes for item in result.audited if item.replayed and item.replayed.assumes}
+    marks = {name: text.removeprefix("the ") for name, text in assumed.items()} | wrong
+    texts = {name: ITEMS.get(name, name) + (f" ({marks[name]})" if name in marks else "") for name in seen}
     if {"noise level", "noise law"} <= texts.keys():
         mark = max(wrong.get("noise level", ""), wrong.get("noise law", ""))
         layers = "tensors" in seen and wrong.get("tensors", "") in ("", mark)

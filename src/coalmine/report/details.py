@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from coalmine.argument_checks import count_of
 from coalmine.evidence.gauges.gauge import GaugeResult, by_gauge
 from coalmine.report.advice import gauge_steps
-from coalmine.report.brief import assumption
+from coalmine.report.brief import assumption, item_status
 from coalmine.report.table_rows import bound_notes, ladder_table, row_warnings, secondary_rows, top_row
 from coalmine.result.audit_result import AuditResult
 from coalmine.result.trainer_section import SeenNode, SeenView
@@ -70,7 +70,7 @@ def detail_lines(result: AuditResult) -> Iterator[str]:
         yield f"{result.verdict.outcome}: {result.verdict.reason}"
     for name, leg in result.legs.items():
         yield f"{name}: {leg.outcome}: {leg.reason}"
-    yield from (f"{item.name}: {item.status} ({item.detail})" for item in result.audited)
+    yield from (f"{item.name}: {item_status(result, item)} ({item.detail})" for item in result.audited)
     yield from gauge_lines(result)
     if count := len(result.small_groups):
         yield f"{count_of(count, 'group')} of canaries with too few for an estimate: result.small_groups"

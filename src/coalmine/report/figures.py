@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from coalmine.argument_checks import printable
+from coalmine.estimators.gaussians import Gaussian, gaussian_epsilon
 from coalmine.evidence.gauges.gauge import GaugeResult
 from coalmine.evidence.ladder import RUNGS, Scores
 from coalmine.evidence.unknown_round import RUNG as UNKNOWN_ROUND
@@ -17,6 +18,7 @@ from coalmine.report.sentences import interval_words
 from coalmine.report.stored_run import Run
 from coalmine.report.svg import draw, one_axes, themed
 from coalmine.report.table_rows import all_rows, main_rows, row_of, table_rows
+from coalmine.report.trade_off import profile
 from coalmine.result.audit_result import AuditResult, Row
 from coalmine.result.rows import POOR_FIT
 from coalmine.result.words import format_bound, format_number
@@ -24,7 +26,7 @@ from coalmine.result.words import format_bound, format_number
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-MOST_GAUGES, MOST_PANELS = 12, 12
+MOST_GAUGES, MOST_PANELS, MOST_GROUPS = 12, 12, 4
 AMPLIFIED = (
     "filled triangle right of the claimed ε refutes it with 95 % confidence, if its attacker does not know the rounds. The "
     "claim relies on sampling to hide them, so known-round and known-others may lie beyond it."
@@ -58,6 +60,7 @@ def run_pictures(run: Run) -> list[Picture]:
     pictures = [ladder_picture(result)] if table_rows(result) else []
     fit = plots.loss_fit(result)
     pictures += [] if fit is None else [loss_picture(result, fit)]
+    pictures += profile_pictures(result)
     scores = [group for group in run.shown_scores if group.observed.size >= 2]
     normal = [group for group in scores if group.rung != UNKNOWN_ROUND]  # whose scores follow the accountant's law
     if normal:
@@ -112,6 +115,33 @@ def loss_picture(result: AuditResult, fit: LossFit) -> Picture:
         caption=f"An accountant computes ε from these two curves. The canaries {follow} ({test}). If noise or sampling were "
         "not as claimed, the blue histogram would differ from the orange line.",
     )
+
+
+def profile_pictures(result: AuditResult) -> list[Picture]:
+    """The privacy profile of an attacker who knows the rounds; none if its interval is withheld, or reaches no ε."""
+    try:
+        mu, found = result.mu, result.privacy_profile()
+    except ValueError:
+        return []
+    delta = result.settings.delta
+    ends = [float(gaussian_epsilon(Gaussian(0.0, 1.0), Gaussian(each, 1.0), delta=delta)) for each in (mu.low, mu.high)]
+    if not math.isfinite(mu.high):
+        return []
+    beside = (
+        "" if found.analytical is None or mu.analytical is None else f" μ of the stated noise is {mu.analytical:.3g}."
+    )
+    times = "" if mu.participations is None else f" {mu.participations}×"
+    picture = make_picture(
+        "profile",
+        "δ at every ε",
+        one_axes(profile, result, legend=3),
+        height=3.4,
+        alt=f"δ over ε, on a log axis, for {mu.rung}{times}: μ {mu.mu:.3g}, between {mu.low:.3g} and {mu.high:.3g}. At δ "
+        f"{delta:g} ε lies between {format_number(ends[0])} and {format_number(ends[1])}.{beside}",
+        caption="Guarantees above the band hold for this attacker, and those below it do not: with 95 % confidence for the "
+        "whole curve, if the noise is Gaussian.",
+    )
+    return [picture]
 
 
 def densities_picture(result: AuditResult, scores: Sequence[Scores]) -> Picture:
@@ -377,18 +407,26 @@ def _noise_picture(runs: Sequence[tuple[float, AuditResult]]) -> Picture:
     )
 
 
-def presentation_bars(runs: Sequence[Run]) -> list[plots.Bar]:
-    """A bar for each number of presentations, for the strongest rung that all runs have, grouped by noise."""
+def presentation_bars(runs: Sequence[Run], *, by_run: bool = False) -> list[plots.Bar]:
+    """A bar for each number of presentations, for the strongest rung that all runs have, grouped by noise.
+
+    They are grouped by run if two runs with the same noise have different bars for the same number.
+    """
     rung = shared_rung(runs)
     bars: dict[tuple[str, int], plots.Bar] = {}
+    collide = False
     for run in sorted(runs, key=lambda run: (run.noise_multiplier is not None, run.noise_multiplier or 0.0)):
         group = "" if run.noise_multiplier is None else f"noise {format_number(run.noise_multiplier)}"
+        group = _shorten_name(run.name) if by_run else group
         rows = [row for row in all_rows(run.result) if row.rung == rung]
         grouped = [row for row in rows if row.presentations is not None]
         for row in grouped or rows:
             times = row.presentations or run.result.trainer.presentations
             if times:
-                bars.setdefault((group, times), plots.Bar(group, times, row.epsilon, row.lower_bound))
+                bar = plots.Bar(group, times, row.epsilon, row.lower_bound)
+                collide |= bars.setdefault((group, times), bar) != bar
+    if collide and not by_run:
+        return presentation_bars(runs, by_run=True)
     groups = list(dict.fromkeys(bar.group for bar in bars.values()))[:8]
     return [bar for bar in bars.values() if bar.group in groups]
 
@@ -425,12 +463,16 @@ def overlay(runs: Sequence[Run], rung: str) -> dict[str, Scores | Row]:
             if group.rung == rung and group.observed.size >= 10 and np.ptp(group.observed) > 0
         ]
         candidates = candidates or [*run.result[rung].rows]
-        if len(runs) > 2:  # one line for each run: the group with the most presentations
-            candidates = sorted(candidates, key=lambda group: group.presentations or 0)[-1:]
+        if len(runs) > 2 or len(candidates) > MOST_GROUPS:  # one line for each run: its largest group
+            candidates = [max(candidates, key=lambda group: (_size(group), group.presentations or 0))]
         for group in candidates:
             times = f" {group.presentations}×" if (group.presentations or 1) > 1 else ""
             groups[f"{place} {_shorten_name(run.name)}{times}"] = group
     return dict(list(groups.items())[:24])
+
+
+def _size(group: Scores | Row) -> int:
+    return group.canaries if isinstance(group, Row) else group.observed.size
 
 
 def _overlay_picture(groups: dict[str, Scores | Row], rung: str) -> Picture:

@@ -6,7 +6,7 @@ from typing import Any
 
 from coalmine.argument_checks import one_line
 from coalmine.report.advice import next_steps
-from coalmine.report.brief import answers
+from coalmine.report.brief import answers, item_status
 from coalmine.report.details import claim_basis, client_exposure, figure_text, figures, folded_line, tensor_names
 from coalmine.report.sentences import ATTACKERS, LEGS, assumptions, meaning, run_sentence, scope_sentence, shorten
 from coalmine.report.stored_run import Run
@@ -84,7 +84,7 @@ def _run_markdown(run: Run, *, published: bool) -> str:
         )
     if result.audited:
         parts.append("What was audited:")
-        cells = [[item.name, item.status, words.say(item.detail)] for item in result.audited]
+        cells = [[item.name, item_status(result, item), words.say(item.detail)] for item in result.audited]
         parts.append(_table(["item", "status", "reason"], cells))
     if top is not None:
         parts.append(meaning(top.epsilon, result.settings.delta))

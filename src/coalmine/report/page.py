@@ -21,7 +21,7 @@ from typing import Any
 from coalmine.argument_checks import printable
 from coalmine.report import plots
 from coalmine.report.advice import next_steps
-from coalmine.report.brief import answers
+from coalmine.report.brief import answers, item_status
 from coalmine.report.details import (
     MOST_NAMED,
     claim_basis,
@@ -108,7 +108,7 @@ def run_page(run: Run, live: "LivePage | None" = None) -> str:
         figure_details={name: detail for name, _, detail in figures(result)},
         leg_questions=LEGS,
         claim_basis=claim_basis(result),
-        audited=result.audited,
+        audited=[(item, item_status(result, item)) for item in result.audited],
         many_tensors=tensors if len(tensors) > MOST_NAMED else [],  # too many for the sentence beside them
         meaning=meaning(next(iter(meanings.values())), result.settings.delta) if meanings else "",
         meanings=meanings,
@@ -158,7 +158,6 @@ def comparison_page(runs: Sequence[Run], refused: Sequence[str] = ()) -> str:
         views=[_view(run) for run in runs],
         unread=[*refused, *(f"{run.name}: {problem}" for run in runs for problem in run.problems)],
         with_client=any(client_exposure(run.result) for run in runs),
-        rungs=list(dict.fromkeys(row.rung for run in runs for row in table_rows(run.result))),
         pictures=comparison_pictures(runs),
     )
 
@@ -209,7 +208,6 @@ def _view(run: Run) -> dict[str, Any]:
         "canaries": result.settings.canaries,
         "rounds": result.rounds,
         "accuracy": run.accuracy,
-        "epsilons": {row.rung: row.epsilon for row in rows},
         "table_rows": rows,
         "secondary_rows": secondary_rows(result),
         "folded_line": folded_line(result),

@@ -40,6 +40,7 @@ BOUND, ANALYTICAL, CLAIM, FLOOR, ALARM = "#147a3d", "#7a3fc4", "#b3246b", "#8b95
 SERIES = (OBSERVED, FITTED, BOUND, ANALYTICAL, CLAIM, "#0e7c86", "#8a6d00", NULL)
 STROKES = ("-", "--", ":")
 GROUP_STROKES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (3, 1.5, 1, 1.5)), (0, (1, 1.5)))
+BELOW = 0.24  # of a row of the ladder: the bounds lie below the estimate, and neither hides the other
 MOST_POINTS = 400  # of one line or scatter plot
 
 
@@ -78,12 +79,11 @@ def ladder(ax: "Axes", result: AuditResult, *, beside: Sequence[AuditResult] = (
                     label=_label_once("95 % interval", not any(other.interval for other in rows[:place])))  # fmt: skip
         if not math.isnan(row.lower_bound):
             label = _label_once("valid bound", first)
-            ax.plot(min(row.lower_bound, right), place, marker=9, ms=9, color=BOUND, ls="", label=label)
+            ax.plot(min(row.lower_bound, right), place + BELOW, marker=9, ms=9, color=BOUND, ls="", label=label)
         if row.lower_bound_gaussian is not None:
             label = _label_once("bound if Gaussian", all(other.lower_bound_gaussian is None for other in rows[:place]))
-            ax.plot(
-                min(row.lower_bound_gaussian, right), place, marker=9, ms=9, mfc="none", color=BOUND, ls="", label=label
-            )
+            ax.plot(min(row.lower_bound_gaussian, right), place + BELOW, marker=9, ms=9, mfc="none", color=BOUND, ls="",
+                    label=label)  # fmt: skip
         ax.plot(min(row.epsilon, right), place, "o", ms=6, color=OBSERVED, label=_label_once("estimate", first))
     if analytical is not None and math.isfinite(analytical):
         ax.axvline(analytical, color=ANALYTICAL, lw=1.5, label="analytical ε")
@@ -219,7 +219,9 @@ def quantiles(ax: "Axes", observed: Floats, row: Row | None = None) -> "Axes":
     if row is not None:
         test = row.estimate.anderson_darling
         text = f"A² = {test.statistic:.2f}, p {p_value(test.p_value)}"
-        ax.text(0.04, 0.94, text, transform=ax.transAxes, va="top", color=ALARM if test.p_value < 0.01 else None)
+        colour = ALARM if test.p_value < 0.01 else None
+        ax.grid(visible=False)
+        ax.text(0.97, 0.05, text, transform=ax.transAxes, ha="right", color=colour)  # where no point can lie
     ax.set_xlabel("normal quantile")
     ax.set_ylabel("score")
     return ax

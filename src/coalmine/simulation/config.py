@@ -14,6 +14,7 @@ import torch
 
 from coalmine.argument_checks import (
     delta_array,
+    hint_of,
     nonnegative,
     one_number,
     one_of,
@@ -400,7 +401,8 @@ def _build(cls: Any, values: Mapping[str, Any], section: str) -> Any:
     unknown = sorted(values.keys() - types_of.keys())
     if unknown:
         owner = section.removesuffix(".") or "it"
-        raise ValueError(f"a config has no {section}{unknown[0]}; {owner} has {', '.join(types_of)}")
+        hint = hint_of(unknown[0], types_of)
+        raise ValueError(f"a config has no {section}{unknown[0]}{hint or f'; {owner} has ' + ', '.join(types_of)}")
     return cls(**{name: _convert(types_of[name], value, f"{section}{name}") for name, value in values.items()})
 
 

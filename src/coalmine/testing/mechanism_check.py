@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from coalmine.argument_checks import WrongTypeError, short_repr
+from coalmine.argument_checks import WrongTypeError, names_neighbours, short_repr
 from coalmine.audit import Seed
 from coalmine.canaries.secret import secret_seed
 from coalmine.canaries.seeds import seed_bytes
@@ -63,6 +63,7 @@ NO_NOISE = 1e-3  # share of the noise below which the rest hides nothing
 MARGIN = 1.2  # factor by which a gauge may exceed its limit by chance
 
 
+@names_neighbours
 def check_private(
     release: Callable[..., Any],
     *,

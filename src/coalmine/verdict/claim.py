@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from coalmine.argument_checks import WrongTypeError, count_of, one_number, short_repr, whole_number
+from coalmine.argument_checks import WrongTypeError, count_of, names_neighbours, one_number, short_repr, whole_number
 from coalmine.estimators.sampling import (
     Poisson,
     RandomAllocation,
@@ -25,6 +25,7 @@ LONGEST_UNIT = 60  # characters
 MECHANISM = "mechanism:"  # before a number in text: the epsilon of the mechanism, without amplification
 
 
+@names_neighbours
 @dataclass(frozen=True)
 class Claim:
     """A claimed epsilon.
@@ -103,6 +104,13 @@ class Claim:
         from coalmine.verdict.curve_claims import claim_of_curve  # which imports this module
 
         return claim_of_curve(delta, **curve)
+
+    @classmethod
+    def classic_gaussian(cls, epsilon: float, delta: float, **terms: Any) -> "Claim":
+        """The claim of noise √(2 ln(1.25/δ))/ε; above ε = 1, where that proves nothing, the ε that this noise has."""
+        from coalmine.verdict.curve_claims import claim_of_classic_gaussian  # which imports this module
+
+        return claim_of_classic_gaussian(epsilon, delta, **terms)
 
     def __post_init__(self) -> None:
         epsilon = one_number("claim", self.epsilon)

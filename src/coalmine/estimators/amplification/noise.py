@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache, partial
 
-from coalmine.argument_checks import delta_array, one_number
+from coalmine.argument_checks import delta_array, names_neighbours, one_number
 from coalmine.estimators.amplification.allocation import allocation_accountable, allocation_upper_end
 from coalmine.estimators.amplification.amplified import unamplified_epsilon
 from coalmine.estimators.amplification.epsilon import epsilon_of
@@ -27,6 +27,7 @@ from coalmine.estimators.sampling import (
 COARSER = 5  # factor by which the grids are coarser in the first search for the noise
 
 
+@names_neighbours
 def amplified_noise(epsilon: float, sampling: Sampling, delta: float) -> float:
     """The smallest noise multiplier whose amplified epsilon (upper end) is at most `epsilon`: amplified_epsilon's inverse.
 

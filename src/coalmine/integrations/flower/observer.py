@@ -14,7 +14,7 @@ from coalmine.integrations.flower.model_audit import ModelAudit
 from coalmine.integrations.flower.scope import UNKNOWN_TO_OBSERVER, observer_items
 from coalmine.integrations.flower.warning_log import logger
 from coalmine.integrations.recorder import FinishedRun
-from coalmine.integrations.setup import CLIP_SCALE
+from coalmine.integrations.setup import CLIP_SCALE, check_unit, checked_unit
 from coalmine.result.audit_result import AuditResult
 from coalmine.verdict.claim import Claim
 
@@ -52,7 +52,7 @@ class Observer:
     With `clip_norm`, `participants` (the number of updates that a round averages) and `noise_multiplier`, the noise is
     gauged too: its std is then noise_multiplier·clip_norm/participants. After training, call `observer.audit.finish`. It
     takes `claim`, unless the audit was made with one, and `task`, the name of the training task. Without a claim, the
-    verdict is never PASS.
+    verdict is never PASS. `unit` names what is protected ("client" by default).
     """
 
     def __init__(
@@ -64,6 +64,7 @@ class Observer:
         participants: int | None = None,
         noise_multiplier: float | None = None,
         present: Callable[[int], Iterable[int]] | None = None,
+        unit: str | None = None,
     ) -> None:
         if noise_multiplier is not None and (clip_norm is None or participants is None):
             raise ValueError(
@@ -74,7 +75,10 @@ class Observer:
         self._participants = None if participants is None else whole_number("participants", participants, minimum=1)
         self._noise = None if noise_multiplier is None else nonnegative("noise_multiplier", noise_multiplier)
         self._present = present or self._default_present
+        named = checked_unit(unit)
+        check_unit(audit.claim, named)
         self.audit = ObserverAudit(audit, clip_norm=self._clip_norm, noise=self._noise)
+        self.audit.recorder.unit = named
 
     def announce(
         self,
