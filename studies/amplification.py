@@ -1,6 +1,6 @@
 """Verdicts on amplified claims: honest and broken loops under Poisson sampling and random allocation.
 
-    python -m studies.amplification --jobs 2                500 seeds of each honest setting, 100 of each broken one
+    python -m studies.amplification --jobs 2                500 or 1,000 seeds of each honest setting, 100 of each broken one
     python -m studies.amplification --only poisson          the rows whose name matches
     python -m studies.amplification --write-docs            write the tables into docs/evidence/amplification.md
 
@@ -38,7 +38,7 @@ ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "studies" / "out" / "amplification.jsonl"
 DOCS = ROOT / "docs" / "evidence" / "amplification.md"
 CANARIES, DIM, UNOBSERVED, DELTA = 1_000, 10_000, 1_000, 1e-5
-HONEST, BROKEN = 500, 100
+HONEST, BROKEN, OFTEN = 500, 100, 1_000
 
 Picks = Callable[[np.random.Generator, int], list[np.ndarray]]
 
@@ -55,6 +55,7 @@ class Row:
     wanted: str = "VIOLATION"
     leg: str | None = None
     cohorts: Callable[[np.random.Generator, int], np.ndarray] | None = None
+    canaries: int = CANARIES
     true_epsilon: float | None = None  # for honest rows: the reference for interval and bound
 
 
@@ -118,6 +119,15 @@ def rows() -> Iterator[Row]:
         yield replace(honest, seeds=HONEST, wanted="PASS", true_epsilon=epsilon)
         yield replace(honest, name=f"{name}: noise over 2", noise=noise / 2, leg="noise")
         yield replace(honest, name=f"{name}: noise over 1.25", noise=noise / 1.25, leg="noise")
+    scheme, noise = Poisson(0.5, 10), 0.5
+    epsilon = float(amplified_epsilon(noise, scheme, DELTA))
+    claim = Claim(epsilon, sampling=scheme, noise_multiplier=noise, sampler_observed=True)
+    for canaries in (1_000, 100):
+        name = f"Poisson, T = 10, q = 0.5, z = 0.5, {canaries:,} canaries"
+        often = Row(
+            name=name, claim=claim, noise=noise, picks=by(scheme), seeds=OFTEN, wanted="PASS", canaries=canaries
+        )
+        yield replace(often, true_epsilon=epsilon)
     _, scheme, noise = settings[0]
     epsilon = float(amplified_epsilon(noise, scheme, DELTA))
     claim = Claim(epsilon, sampling=scheme, noise_multiplier=noise, sampler_observed=True)
@@ -184,10 +194,10 @@ def run_seed(name: str, seed: int) -> dict[str, Any]:
         module.amplified_epsilon = quick_epsilon  # type: ignore[attr-defined]
     row = next(row for row in rows() if row.name == name)
     rng = np.random.default_rng([zlib.crc32(name.encode()), seed])
-    present = row.picks(rng, CANARIES)
+    present = row.picks(rng, row.canaries)
     cohorts = None if row.cohorts is None else row.cohorts(rng, len(present)).tolist()
     claimed = row.claim.noise_multiplier or row.noise
-    settings = Settings(dim=DIM, canaries=CANARIES, unobserved=UNOBSERVED, delta=DELTA)
+    settings = Settings(dim=DIM, canaries=row.canaries, unobserved=UNOBSERVED, delta=DELTA)
     result = audited_rounds(
         present, [row.noise] * len(present), [claimed] * len(present), settings, rng, row.claim, cohorts
     )

@@ -346,3 +346,87 @@ def test_epsilon_grows_as_delta_falls_below_the_resolution_of_a_loss_distributio
     assert float(found[-1]) < 2 * float(found[0])
     assert all(each.low <= each.high for each in found)
     assert math.isfinite(amplified_epsilon(1.0, RandomAllocation(100), 1e-300))
+
+
+@pytest.mark.parametrize("noise", [0.5, 1.0])
+@pytest.mark.parametrize("epsilon", [0.5, 2.0])
+def test_others_who_point_away_from_the_target_are_the_worst_for_two_shuffled_batches(noise, epsilon):
+    """Exact, by quadrature: the target and one other, in two batches in either order, one coordinate."""
+    side = np.linspace(-6, 6, 241)
+    first, second = np.meshgrid(side, side)
+
+    def batches(one, other):
+        orders = ((one, other), (other, one))
+        squares = [(first - a) ** 2 + (second - b) ** 2 for a, b in orders]
+        return sum(np.exp(-square / (2 * noise**2)) for square in squares) / (4 * np.pi * noise**2)
+
+    def delta(other):
+        pair = batches(1.0, other), batches(0.0, other)
+        gaps = [np.maximum(a - np.exp(epsilon) * b, 0).sum() for a, b in (pair, pair[::-1])]
+        return max(gaps) * (side[1] - side[0]) ** 2
+
+    others = np.linspace(-1, 1, 9)
+    deltas = [delta(other) for other in others]
+    assert others[np.argmax(deltas)] == -1
+
+
+def exact_allocation(noises, epochs, delta, cells=1_500):
+    """Epsilon of random allocation over two rounds with these noises: quadrature on a grid, losses convolved by epochs."""
+    edges = [np.linspace(-9.0, 9.0 + 1 / noise, cells + 1) for noise in noises]
+    absent = [np.diff(norm.cdf(edge)) for edge in edges]
+    joined = [np.diff(norm.cdf(edge - 1 / noise)) for edge, noise in zip(edges, noises, strict=True)]
+    without = np.outer(*absent)
+    target = (np.outer(joined[0], absent[1]) + np.outer(absent[0], joined[1])) / 2
+    kept = (without > 0) & (target > 0)
+    loss = np.log(target[kept]) - np.log(without[kept])
+    first, step = float(loss.min()), 2e-3
+    places = np.rint((loss - first) / step).astype(np.int64)
+    laws = [np.bincount(places, law[kept]) for law in (target, without)]
+    for _ in range(epochs - 1):
+        laws = [np.convolve(law, law) for law in laws]
+    losses = epochs * first + step * np.arange(laws[0].size)
+
+    def excess(epsilon):
+        removed = laws[0] @ np.maximum(-np.expm1(np.minimum(epsilon - losses, 0)), 0)
+        added = laws[1] @ np.maximum(-np.expm1(np.minimum(epsilon + losses, 0)), 0)
+        return max(removed, added) - delta
+
+    return brentq(excess, 0, 200)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("noises", [(0.5, 1.0), (1.0, 0.8), (0.4, 4.0), (1.0, 1.0)])
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_random_allocation_with_changing_noise_lies_in_its_range(noises, epochs):
+    """A range, and no exact value: its lower end is an attack, and its upper end takes all noise for the least."""
+    exact = exact_allocation(noises, epochs, 1e-5)
+    strengths = tuple((1 / noise, epochs) for noise in noises)
+    epsilon = amplified_epsilon(1.0, RandomAllocation(2, epochs, strengths=strengths), 1e-5)
+    assert epsilon.low <= 1.002 * exact
+    assert exact <= 1.002 * epsilon.high
+    if epochs == 1:
+        assert epsilon.low > 0.97 * exact
+
+
+@pytest.mark.parametrize("kind", [pytest.param(RandomAllocation, marks=pytest.mark.full), Shuffled])
+@pytest.mark.parametrize("epochs", [1, 3])
+def test_rounds_without_information_only_lower_the_lower_end(kind, epochs):
+    """A strength of 0 is that of a round of which nothing is known. One epoch has at least one of four such rounds."""
+    plain = amplified_epsilon(0.5, kind(10, epochs), 1e-5)
+    few = amplified_epsilon(0.5, kind(10, epochs, strengths=((1.0, 4), (0.0, 10 * epochs - 4))), 1e-5)
+    rarer = amplified_epsilon(0.5, kind(10, epochs, strengths=((1.0, 3), (0.0, 10 * epochs - 3))), 1e-5)
+    assert 0 < rarer.low <= few.low < plain.low
+    assert few.high <= plain.high
+
+
+def test_a_shuffled_round_with_little_noise_is_seen_by_its_own_threshold():
+    """One of 20 rounds has noise 0.3: at worst the target is in it, with probability 1/20, beside -1 from everybody."""
+    one = amplified_epsilon(1.0, Shuffled(20, strengths=((1.0, 19), (1 / 0.3, 1))), 1e-5)
+    many = amplified_epsilon(1.0, Shuffled(20), 1e-5)
+    thresholds = np.linspace(1, 6, 5_001)
+    power, error = (norm.sf(thresholds, mean, 0.3) / 20 for mean in (2, 1))
+    error = error + 0.95 * norm.sf(thresholds, 0, 0.3)
+    power = power + 0.95 * norm.sf(thresholds, 0, 0.3)
+    reached = power > 1e-5
+    alone = np.log((power[reached] - 1e-5) / error[reached]).max()
+    assert many.low < alone <= one.low + 1e-2 <= one.high

@@ -80,7 +80,7 @@ def test_a_page_opens_from_disk_without_other_requests(browser, pages, page, wid
 def test_every_plot_has_a_text_description(browser, pages, page):
     browser.open(pages[page])
     words = browser.evaluate("[...document.querySelectorAll('svg, img')].map((one) => one.getAttribute('aria-label'))")
-    assert len(words) == {"one": 9, "several": 3}[page]
+    assert len(words) == {"one": 10, "several": 4}[page]
     assert all(text and len(text) > 40 for text in words)
     roles = browser.evaluate("[...document.querySelectorAll('svg')].every((one) => one.getAttribute('role') === 'img')")
     assert roles

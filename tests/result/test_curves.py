@@ -60,3 +60,15 @@ def test_both_can_be_drawn(result, kind):
     pytest.importorskip("matplotlib")
     labels = [text.get_text() for text in result.plot(kind).get_legend().get_texts()]
     assert any("band" in label for label in labels)
+
+
+def test_the_report_describes_the_picture_in_words(result):
+    pytest.importorskip("matplotlib")
+    from coalmine.report.figures import profile_pictures
+
+    (picture,) = profile_pictures(result)
+    low, high = result.headline.gaussian.interval
+    assert "for known-others 1×: μ 1" in picture.alt
+    assert f"ε lies between {low:.3g} and {high:.3g}. μ of the stated noise is 1." in picture.alt
+    assert f'aria-label="{picture.alt}"' in picture.svg
+    assert profile_pictures(stored("laplace")) == []

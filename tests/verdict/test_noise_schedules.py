@@ -6,10 +6,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from coalmine import Claim, Poisson, amplified_epsilon, mechanism_epsilon, mechanism_noise
+from coalmine import Claim, Poisson, RandomAllocation, Shuffled, amplified_epsilon, mechanism_epsilon, mechanism_noise
 from coalmine.estimators.amplification import merged_strengths
 from coalmine.measure.settings import Settings
 from coalmine.verdict.claim import LARGEST_CLAIM
+from coalmine.verdict.round_limits import composed_epsilon
 from studies.exact_rounds import DELTA, audited_rounds, composed, pld_epsilon
 
 UNOBSERVED = 200
@@ -117,6 +118,56 @@ def test_a_sampled_schedule_passes_on_the_accountants_epsilon(stated):
     assert sum(covered) >= 6
     result = audited(stated, claim, canaries=300, seed=1, true=stated / 1.5, present=picks(0.1, 60, 300, 1))
     assert result.verdict.outcome == "VIOLATION"
+
+
+def once_an_epoch(scheme, seed):
+    """Each of 300 canaries in one round of each epoch."""
+    rng, rounds = np.random.default_rng(2_000 + seed), scheme.rounds
+    places = rng.integers(rounds, size=(scheme.epochs, 300))
+    if isinstance(scheme, Shuffled):
+        places = np.array([rng.permutation(np.arange(300) % rounds) for _ in range(scheme.epochs)])
+    return [np.flatnonzero(row == number) for row in places for number in range(rounds)]
+
+
+SHRINKING_20 = np.linspace(1.2, 0.6, 20)
+
+
+@pytest.mark.parametrize(
+    ("stated", "scheme"),
+    [
+        pytest.param(SHRINKING_20, RandomAllocation(20), marks=pytest.mark.full),
+        pytest.param(np.tile([0.7, 1.2], 20), RandomAllocation(20, 2), marks=pytest.mark.full),
+        (SHRINKING_20, Shuffled(20)),
+        (np.where(np.arange(20) == 7, 0.5, 0.8), Shuffled(10, 2)),
+    ],
+)
+def test_a_schedule_under_other_sampling_is_judged_by_a_range(stated, scheme):
+    """A claim above the range may PASS, one below is refuted, and within it nothing is decided but missing noise."""
+    reference = float(np.median(stated))
+    strengths = tuple((reference / float(noise), 1) for noise in stated)
+    epsilon = amplified_epsilon(reference, replace(scheme, strengths=strengths), DELTA)
+    above, inside, below = 1.01 * epsilon.high, math.sqrt(epsilon.low * epsilon.high), 0.97 * epsilon.low
+    present = once_an_epoch(scheme, 0)
+
+    def verdict(claimed, true=stated):
+        claim = Claim(claimed, sampling=scheme, sampler_observed=True)
+        return audited(stated, claim, canaries=300, seed=0, true=true, present=present).verdict
+
+    honest = [verdict(claimed) for claimed in (above, inside, below)]
+    assert honest[0].outcome == "PASS"
+    assert (honest[1].outcome, honest[1].code) == ("UNDERPOWERED", "range")
+    assert (honest[2].outcome, honest[2].code) == ("VIOLATION", "stated")
+    assert verdict(inside, true=stated / 3).outcome == "VIOLATION"
+
+
+@pytest.mark.parametrize("kind", [pytest.param(RandomAllocation, marks=pytest.mark.full), Shuffled])
+def test_the_limit_of_one_round_is_not_taken_for_that_of_all(kind):
+    """A client is in this round of 20 with probability 1/20; of the others nothing is known."""
+    limits = {"delta": DELTA, "times": 1, "exposure": 1.0, "sampling": kind(20)}
+    one, few, every = (composed_epsilon(np.full(count, 1 / 0.6), **limits) for count in (1, 5, 20))
+    assert 0 < one < few < every
+    ends = composed_epsilon(np.array([1 / 0.6, *[1.0] * 19]), **limits), composed_epsilon(np.ones(20), **limits)
+    assert max(one, ends[1]) < ends[0] < every
 
 
 def test_three_rounds_with_little_stated_noise_refute_a_sampled_claim_without_chance():

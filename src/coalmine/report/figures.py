@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from coalmine.argument_checks import printable
+from coalmine.estimators.gaussians import Gaussian, gaussian_epsilon
 from coalmine.evidence.gauges.gauge import GaugeResult
 from coalmine.evidence.ladder import RUNGS, Scores
 from coalmine.evidence.unknown_round import RUNG as UNKNOWN_ROUND
@@ -17,6 +18,7 @@ from coalmine.report.sentences import interval_words
 from coalmine.report.stored_run import Run
 from coalmine.report.svg import draw, one_axes, themed
 from coalmine.report.table_rows import all_rows, main_rows, row_of, table_rows
+from coalmine.report.trade_off import profile
 from coalmine.result.audit_result import AuditResult, Row
 from coalmine.result.rows import POOR_FIT
 from coalmine.result.words import format_bound, format_number
@@ -58,6 +60,7 @@ def run_pictures(run: Run) -> list[Picture]:
     pictures = [ladder_picture(result)] if table_rows(result) else []
     fit = plots.loss_fit(result)
     pictures += [] if fit is None else [loss_picture(result, fit)]
+    pictures += profile_pictures(result)
     scores = [group for group in run.shown_scores if group.observed.size >= 2]
     normal = [group for group in scores if group.rung != UNKNOWN_ROUND]  # whose scores follow the accountant's law
     if normal:
@@ -112,6 +115,33 @@ def loss_picture(result: AuditResult, fit: LossFit) -> Picture:
         caption=f"An accountant computes ε from these two curves. The canaries {follow} ({test}). If noise or sampling were "
         "not as claimed, the blue histogram would differ from the orange line.",
     )
+
+
+def profile_pictures(result: AuditResult) -> list[Picture]:
+    """The privacy profile of an attacker who knows the rounds; none if its interval is withheld, or reaches no ε."""
+    try:
+        mu, found = result.mu, result.privacy_profile()
+    except ValueError:
+        return []
+    delta = result.settings.delta
+    ends = [float(gaussian_epsilon(Gaussian(0.0, 1.0), Gaussian(each, 1.0), delta=delta)) for each in (mu.low, mu.high)]
+    if not math.isfinite(mu.high):
+        return []
+    beside = (
+        "" if found.analytical is None or mu.analytical is None else f" μ of the stated noise is {mu.analytical:.3g}."
+    )
+    times = "" if mu.participations is None else f" {mu.participations}×"
+    picture = make_picture(
+        "profile",
+        "δ at every ε",
+        one_axes(profile, result, legend=3),
+        height=3.4,
+        alt=f"δ over ε, on a log axis, for {mu.rung}{times}: μ {mu.mu:.3g}, between {mu.low:.3g} and {mu.high:.3g}. At δ "
+        f"{delta:g} ε lies between {format_number(ends[0])} and {format_number(ends[1])}.{beside}",
+        caption="Guarantees above the band hold for this attacker, and those below it do not: with 95 % confidence for the "
+        "whole curve, if the noise is Gaussian.",
+    )
+    return [picture]
 
 
 def densities_picture(result: AuditResult, scores: Sequence[Scores]) -> Picture:

@@ -1,5 +1,6 @@
 """The trade-off curve of a result: how rarely an attacker errs, beside the least that the claimed (ε, δ) allows."""
 
+import math
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -42,9 +43,13 @@ def profile(ax: "Axes", result: AuditResult) -> "Axes":
     ax.fill_between(found.epsilons, found.low, found.high, color=OBSERVED, alpha=0.25, lw=0, label="95 % band")
     ax.plot(found.epsilons, found.deltas, color=OBSERVED, lw=2, label="measured")
     if found.analytical is not None:
-        ax.plot(found.epsilons, found.analytical, color=ANALYTICAL, lw=1.5, label="analytical")
+        ax.plot(found.epsilons, found.analytical, color=ANALYTICAL, lw=1.5, ls="--", label="analytical")
+    if result.claim is not None and not result.claim.amplified:
+        ax.plot([result.claim.epsilon], [result.settings.delta], "D", ms=6, color=CLAIM, label="claimed")
     ax.set_yscale("log")
     ax.set_ylim(SMALLEST_DELTA, 1.0)
+    marks = 10.0 ** np.arange(round(math.log10(SMALLEST_DELTA)), 1, 3)
+    ax.set_yticks(marks, [f"{mark:g}" for mark in marks])
     ax.set_xlabel("ε")
     ax.set_ylabel("δ")
     return ax

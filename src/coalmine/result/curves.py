@@ -27,7 +27,8 @@ SMALLEST_RATE, POINTS = 1e-6, 200  # of the default rates and epsilons
 class GaussianPrivacy:
     """μ of Gaussian differential privacy for the client of a result: the distance of the two worlds' Gaussians.
 
-    `low` and `high` are the ends of its interval, and `analytical` is the μ of the stated noise; None where it is not known.
+    `mu` is the middle of its interval: what the mean of the scores says, whatever their spread. `low` and `high` are the
+    interval's ends, and `analytical` is the μ of the stated noise; None where it is not known.
     """
 
     rung: str
@@ -68,17 +69,17 @@ class PrivacyProfile:
 
 def gaussian_privacy(result: "AuditResult") -> GaussianPrivacy:
     """μ of the strongest attacker who knows the rounds; ValueError, with the reason, if its interval is withheld."""
-    rung, times, epsilon, gaussian = _strongest(result)
+    rung, times, gaussian = _strongest(result)
     if gaussian.interval is None:
         raise ValueError(
             f"a curve needs an interval that assumes Gaussian noise, which is withheld: {gaussian.withheld}"
         )
     delta, stated = result.settings.delta, result.analytical_epsilon
-    mu, low, high = (_mu(value, delta) for value in (epsilon, *gaussian.interval))
+    low, high = (_mu(value, delta) for value in gaussian.interval)
     known = stated is not None and (times is None or result.trainer.presentations in (None, times))
     analytical = _mu(stated, delta) if known and stated is not None else None
     return GaussianPrivacy(
-        rung=rung, participations=times, mu=min(max(mu, low), high), low=low, high=high, analytical=analytical
+        rung=rung, participations=times, mu=(low + high) / 2, low=low, high=high, analytical=analytical
     )
 
 
@@ -123,16 +124,16 @@ def privacy_profile(result: "AuditResult", epsilons: npt.ArrayLike | None = None
     )
 
 
-def _strongest(result: "AuditResult") -> tuple[str, int | None, float, GaussianBound]:
-    """Rung, participations, estimate and bound: the headline's if its attacker knows the rounds, or else the strongest's."""
+def _strongest(result: "AuditResult") -> tuple[str, int | None, GaussianBound]:
+    """Rung, participations and bound: the headline's if its attacker knows the rounds, or else the strongest's."""
     top = result.headline
     if top is not None and top.rung in KNOWN_RUNGS:
-        return top.rung, top.participations, top.epsilon, top.gaussian
+        return top.rung, top.participations, top.gaussian
     for rung in reversed(KNOWN_RUNGS):
         if rung in result.adversaries:
             row = result.adversaries[rung].headline
-            return rung, row.presentations, row.estimate.epsilon, row.gaussian
-    return "", None, math.nan, GaussianBound(withheld=NO_LAW)
+            return rung, row.presentations, row.gaussian
+    return "", None, GaussianBound(withheld=NO_LAW)
 
 
 def _mu(epsilon: float, delta: float) -> float:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from scipy.special import ndtri
 
 from coalmine.argument_checks import Floats
-from coalmine.estimators.amplification import amplified_epsilon
+from coalmine.estimators.amplification import least_epsilon
 from coalmine.estimators.mechanism import mechanism_epsilon
 from coalmine.estimators.sampling import FixedSize, Poisson, Sampling
 from coalmine.evidence.noise_schedule import counted_strengths
@@ -109,16 +109,15 @@ def composed_epsilon(inverse: Floats, *, delta: float, times: int, exposure: flo
         strongest = np.sort(inverse)[::-1][: max(times, 1)]
         shift = math.sqrt(exposure / max(times, 1) * float(strongest @ strongest))
         return float(mechanism_epsilon(1 / shift, delta=delta)) if shift > 0 else 0.0
-    kept = inverse
     if isinstance(sampling, Poisson | FixedSize):  # leaving rounds out lowers epsilon
         kept = inverse[inverse > NEGLIGIBLE * largest]
         sampling = type(sampling)(**{**vars(sampling), "rounds": kept.size, "strengths": ()})
-    reference = float(np.median(kept))
-    if reference <= 0:
-        return 0.0
+    else:  # a client may be in a round without a limit, of which nothing is known
+        kept = np.pad(inverse, (0, max(sampling.total_rounds - inverse.size, 0)))
+    reference = float(np.median(kept[kept > 0]))
     strengths = counted_strengths(np.round(kept / reference, 12))
     scheme = type(sampling)(**{**vars(sampling), "strengths": strengths})
-    return amplified_epsilon(1 / reference, scheme, delta).low
+    return least_epsilon(1 / reference, scheme, delta)
 
 
 def shared_means(rounds: RoundScores, stated: StatedNoise | None, means: Floats) -> Floats:

@@ -8,6 +8,7 @@ from functools import lru_cache
 from coalmine.argument_checks import delta_array, names_neighbours, nonnegative, one_number
 from coalmine.estimators.amplification.allocation import allocation_epsilon
 from coalmine.estimators.amplification.amplified import PLD, UNAMPLIFIED, AmplifiedEpsilon, unamplified_epsilon
+from coalmine.estimators.amplification.attacks import attack_on_varied_noise
 from coalmine.estimators.amplification.fixed_cohorts import fixed_size_epsilon, shuffled_epsilon
 from coalmine.estimators.amplification.noise_schedule import composed_epsilon, merged_strengths
 from coalmine.estimators.amplification.poisson import poisson_accountable, poisson_epsilon
@@ -35,6 +36,14 @@ def amplified_epsilon(noise_multiplier: float, sampling: Sampling, delta: float)
     """
     noise, delta = _checked(noise_multiplier, delta)
     return epsilon_of(noise, checked_sampling(sampling), delta)
+
+
+def least_epsilon(noise_multiplier: float, sampling: Sampling, delta: float) -> float:
+    """The lower end of `amplified_epsilon`: by attacks alone where an accountant would take seconds for a range."""
+    if isinstance(sampling, RandomAllocation | Shuffled) and sampling.strengths:
+        noise, delta = _checked(noise_multiplier, delta)
+        return attack_on_varied_noise(noise, sampling, delta)
+    return amplified_epsilon(noise_multiplier, sampling, delta).low
 
 
 def _checked(noise_multiplier: float, delta: float) -> tuple[float, float]:
@@ -69,16 +78,18 @@ def epsilon_of(noise: float, sampling: Sampling, delta: float) -> AmplifiedEpsil
 def _varied(noise: float, sampling: Sampling, delta: float, unamplified: float) -> AmplifiedEpsilon:
     """Epsilon if the noise varies from round to round: composed under Poisson sampling, bracketed under other schemes.
 
-    An epsilon falls as noise grows, so all rounds with the most or the least noise bracket every scheme.
+    An epsilon falls as noise grows, so all rounds with the most or the least noise bracket every scheme. A strength of 0
+    is that of a round without any information.
     """
     weakest, strongest = min(sampling.strengths)[0], max(sampling.strengths)[0]
     if not isinstance(sampling, Poisson) or not poisson_accountable(noise / strongest, sampling):
         plain = replace(sampling, strengths=NO_SCHEDULE)
-        least, most = (epsilon_of(noise / strength, plain, delta) for strength in (weakest, strongest))
+        most = epsilon_of(noise / strongest, plain, delta)
+        low = epsilon_of(noise / weakest, plain, delta).low if weakest else 0.0
+        if isinstance(sampling, RandomAllocation | Shuffled):
+            low = max(low, attack_on_varied_noise(noise, sampling, delta))
         value = min(unamplified, most.high)
-        return AmplifiedEpsilon(
-            value, low=least.low, accountant=most.accountant, adjacency=sampling.adjacency, kind="range"
-        )
+        return AmplifiedEpsilon(value, low=low, accountant=most.accountant, adjacency=sampling.adjacency, kind="range")
     parts, error = merged_strengths(sampling.strengths)
     composed = composed_epsilon(noise, replace(sampling, strengths=parts), delta)
     return AmplifiedEpsilon(
