@@ -129,7 +129,7 @@ def answers(result: AuditResult) -> Iterator[tuple[str, str]]:
         yield "why", why(result, verdict)
     yield from _epsilons(top_row(result), claimed=_passed(result))
     if result.trainer.views:
-        yield "views", "; ".join(f"{view.name}: {view.outcome or 'no claim'}" for view in result.trainer.views)
+        yield "views", "; ".join(f"{view.name}: {view.outcome or 'nothing claimed'}" for view in result.trainer.views)
     if result.records is not None:
         yield "outputs", result.records.brief()
     if result.trainer.accuracy is not None:
