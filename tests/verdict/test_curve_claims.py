@@ -1,6 +1,10 @@
 """Claims that are a μ, a ρ or several points (ε, δ)."""
 
+import math
+
+import numpy as np
 import pytest
+from scipy.stats import norm
 from training import train
 
 from coalmine import Claim, mechanism_epsilon, mechanism_noise
@@ -43,3 +47,18 @@ def test_bad_curves_are_rejected_in_one_line(values, message):
     with pytest.raises(ValueError, match=message) as caught:
         Claim.from_curve(DELTA, **values)
     assert "\n" not in str(caught.value)
+
+
+def test_the_classic_formula_is_claimed_for_what_its_noise_has():
+    """Integrals of the two normal densities say what √(2 ln(1.25/δ))/ε is worth: 96.4 at 50."""
+    assert Claim.classic_gaussian(1.0, 1e-5).epsilon == 1.0
+    with pytest.warns(UserWarning, match="proves nothing above epsilon = 1"):
+        claim = Claim.classic_gaussian(50.0, 1e-5, unit="client")
+    mu = 50.0 / math.sqrt(2 * math.log(1.25e5))
+    grid = np.linspace(-12, 12 + mu, 400_001)
+    excess = norm.pdf(grid, mu) - math.exp(claim.epsilon) * norm.pdf(grid)
+    assert np.trapezoid(np.maximum(excess, 0), grid) == pytest.approx(1e-5, rel=1e-3)
+    assert claim.epsilon == pytest.approx(96.4, abs=0.05)
+    assert (claim.unit, claim.delta) == ("client", 1e-5)
+    with pytest.raises(ValueError, match="epsilon"):
+        Claim.classic_gaussian(-1.0, 1e-5)

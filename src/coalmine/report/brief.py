@@ -174,7 +174,9 @@ def _coverage(result: AuditResult) -> Iterator[tuple[str, str]]:
     left = ", ".join(
         ITEMS.get(item.name, item.name) for item in result.audited if item.is_open and item.name not in seen
     )
-    texts = {name: ITEMS.get(name, name) + (f" ({wrong[name]})" if name in wrong else "") for name in seen}
+    assumed = {item.name: item.replayed.assumes for item in result.audited if item.replayed and item.replayed.assumes}
+    marks = {name: text.removeprefix("the ") for name, text in assumed.items()} | wrong
+    texts = {name: ITEMS.get(name, name) + (f" ({marks[name]})" if name in marks else "") for name in seen}
     if {"noise level", "noise law"} <= texts.keys():
         mark = max(wrong.get("noise level", ""), wrong.get("noise law", ""))
         layers = "tensors" in seen and wrong.get("tensors", "") in ("", mark)

@@ -105,6 +105,13 @@ class Claim:
 
         return claim_of_curve(delta, **curve)
 
+    @classmethod
+    def classic_gaussian(cls, epsilon: float, delta: float, **terms: Any) -> "Claim":
+        """The claim of noise √(2 ln(1.25/δ))/ε; above ε = 1, where that proves nothing, the ε that this noise has."""
+        from coalmine.verdict.curve_claims import claim_of_classic_gaussian  # which imports this module
+
+        return claim_of_classic_gaussian(epsilon, delta, **terms)
+
     def __post_init__(self) -> None:
         epsilon = one_number("claim", self.epsilon)
         if epsilon <= 0:

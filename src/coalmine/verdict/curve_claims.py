@@ -1,6 +1,7 @@
-"""Claims that are a whole curve, or points of one: μ of Gaussian privacy, ρ of zero-concentrated privacy, pairs (ε, δ)."""
+"""Claims that are a curve or points of one: μ of Gaussian privacy, ρ-zCDP, pairs (ε, δ), the classic formula's noise."""
 
 import math
+import warnings
 from collections.abc import Iterable
 from typing import Any
 
@@ -41,6 +42,27 @@ def claim_of_curve(
         allowed = _weakest(list(points or []))
     epsilon = float(mechanism_epsilon(1 / allowed, delta=delta))
     return Claim.mechanism(epsilon, delta=delta, **terms)
+
+
+def claim_of_classic_gaussian(epsilon: float, delta: float, **terms: Any) -> Claim:
+    """The claim of noise by the classic formula √(2 ln(1.25/δ))/ε (Dwork and Roth, Theorem A.1), in sensitivities.
+
+    The theorem is for ε up to 1. Above that the same noise may have a larger ε: then that is the claim, and a warning
+    says so.
+
+    >>> claim_of_classic_gaussian(0.5, 1e-5).epsilon
+    0.5
+    """
+    stated, delta = _positive("epsilon", epsilon), unit_interval("delta", delta)
+    noise = math.sqrt(2 * math.log(1.25 / delta)) / stated
+    holds = max(stated, float(mechanism_epsilon(noise, delta=delta)))
+    if stated > 1:
+        warnings.warn(
+            f"the classic formula proves nothing above epsilon = 1: its noise for {stated:g} at delta {delta:g} has epsilon "
+            f"{holds:.4g}, which is claimed instead",
+            stacklevel=3,
+        )
+    return Claim.mechanism(holds, delta=delta, **terms)
 
 
 def _weakest(points: list[tuple[float, float]]) -> float:

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from coalmine.argument_checks import Floats
 from coalmine.evidence.views import FEWEST_COLUMNS, SKETCH, RoundViews, sketch_columns
-from coalmine.measure.noise_law import CELL, NoiseParts
+from coalmine.measure.noise_law import CELL, MANY_COORDINATES, NoiseParts
 from coalmine.measure.round import Final, Round
 from coalmine.measure.settings import Settings
 
@@ -45,13 +45,23 @@ class GaugedRounds:
         self.settings, self.final, self.proofs_only = settings, final, proofs_only
         self.law = LawRounds(settings)
         self.sketches = Sketches(settings, expected, compared)
-        self.count = 0
+        self.count = self.residuals = 0
 
     def add(self, look: RoundViews) -> None:
         """Take the next round."""
         self.count += 1
+        self.residuals += look.item.residual_norm is not None
         self.law.add(look)
         self.sketches.add(look)
+
+    @property
+    def misses_law(self) -> bool:
+        """Whether the law of the noise was not measured where it had to be.
+
+        A large model is measured in the rounds that the key draws, so it only needs a residual in every round.
+        """
+        large = self.settings.dim > MANY_COORDINATES
+        return not self.law.all or (self.residuals if large else len(self.law.all)) < self.count
 
 
 class LawRounds:

@@ -24,6 +24,7 @@ from coalmine.measure.trees import Tree
 from coalmine.result.audit_result import AuditResult
 from coalmine.verdict.claim import Claim
 
+KEPT = 1 << 24  # most parameters of a model that the run directory keeps, for `coalmine verify`
 SCRATCH = ".unpacked"  # folder of a run directory, for downloads and differences of one round
 
 
@@ -53,10 +54,12 @@ class FileAudit(FrameworkAudit):
                 claim=claim_of(plan),
                 blocks=plan.blocks,
             )
-        privacy = {"clip_norm": plan.clip_norm, "divisor": plan.divisor}
-        if plan.noise_multiplier is not None:
-            privacy["noise_multiplier"] = plan.noise_multiplier
-        super().__init__(core, privacy=privacy, canaries={"scale": plan.scale}, rounds=plan.rounds)
+            privacy = {"clip_norm": plan.clip_norm, "divisor": plan.divisor}
+            if plan.noise_multiplier is not None:
+                privacy["noise_multiplier"] = plan.noise_multiplier
+            super().__init__(core, privacy=privacy, canaries={"scale": plan.scale}, rounds=plan.rounds)
+            small = core.settings.dim <= KEPT
+            self.commit(initial=model if small else None, planned=plan.rounds, save_model=small)
         self.recorder.unit = plan.unit
 
     def _read(self, what: str, name: str, part: str = "now") -> Any:
@@ -93,10 +96,11 @@ class FileAudit(FrameworkAudit):
             before = file_of(self.plan.releases, planned.number)
             if progress is not None:
                 progress(planned.number, self.plan.rounds)
-        if self.plan.final is not None and self.core.log.final is None:
+        final = self.plan.final or (before if self.plan.releases_are == "models" else None)
+        if final is not None and self.core.log.final is None:
             with self._unpacked():
                 initial = self._read("the model", self.plan.model, "then")
-                self.core.observe_final(self._read("the final model", self.plan.final), initial=initial)
+                self.core.observe_final(self._read("the final model", final), initial=initial)
 
     def _observe(self, planned: PlannedRound, before: str) -> None:
         """Record one round; `before` names the model that it started with."""
