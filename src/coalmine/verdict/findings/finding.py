@@ -179,8 +179,9 @@ def compared(one: float, other: float, digits: tuple[int, int] = (3, 3), form: s
 
 
 def at_least(value: float, digits: int = 3, *, above: float = -math.inf) -> str:
-    """A number rounded down, with more digits where these do not show that it lies above another."""
-    return _rounded(value, digits, math.floor, lambda text: text > above or value <= above)
+    """A number rounded down, with more digits where these do not show that it lies above another of four digits."""
+    printed = float(f"{above:.4g}")
+    return _rounded(value, digits, math.floor, lambda text: text > printed or value <= printed)
 
 
 def at_most(value: float, digits: int = 3, *, below: float = math.inf) -> str:
