@@ -64,10 +64,10 @@ class BoundAboveClaim(LittleNoise):
     def plain(self) -> str:
         least = at_least(self.lower_bound, 2, above=self.claimed_epsilon)
         if self.participations is None:
-            return f"ε is at least {least}; the claim allows {self.claimed_epsilon:.4g}"
+            return f"ε is at least {least} (allowed: {self.claimed_epsilon:.4g})"
         rounds = count_of(self.participations, "round")
         known = f"{rounds} {'is' if self.participations == 1 else 'are'} known"
-        return f"ε ≥ {least} for a client whose {known}; the claim allows {self.claimed_epsilon:.4g}"
+        return f"ε ≥ {least} for a client whose {known} (allowed: {self.claimed_epsilon:.4g})"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,7 +184,7 @@ class LessThanStated(Refutation):
         return f"nothing was claimed, but there is less noise than the rounds state: {self.refuted.sentence()}"
 
     def plain(self) -> str:
-        stated = self.refuted.plain().replace("the claim allows", "the stated noise allows")
+        stated = self.refuted.plain().replace("allowed:", "by the stated noise:")
         return stated.replace("the claim needs", "the rounds state")
 
     def caution(self) -> str:
