@@ -26,6 +26,7 @@ STUDIES = [
     ["-m", "studies.clip_faults"],
     ["-m", "studies.replay"],
     ["-m", "studies.fine_tuning"],
+    ["-m", "studies.data_canaries", "--jobs", "2"],
     ["-m", "studies.other_frameworks"],
     ["-m", "studies.nvflare_svt"],
     ["-m", "studies.field"],

@@ -90,11 +90,13 @@ MECHANISMS: dict[str, tuple[Callable[..., np.ndarray], float, float, bool]] = {
 HONEST = {"honest DP-SGD, ε 1": 1.0, "honest DP-SGD, ε 2": 2.0, "honest DP-SGD, ε 4": 4.0, "honest DP-SGD, ε 8": 8.0}
 LEAKS = ("without DP: CNN on Fashion-MNIST", "without DP: tiny GPT on Shakespeare")
 BROKEN = {"no clip, noise/10, claim 1": 1.0, "no clip, noise/10, claim 4": 4.0}
+CROWDS = {f"without DP, 60 epochs: {count:,} canaries": count for count in (250, 1_000, 4_000)}
 LORA = "LoRA of 10^8 parameters, 1,000 text canaries"
 SEEDS = {
     **dict.fromkeys(MECHANISMS, 1_000),
     **dict.fromkeys(HONEST, 200),
     **dict.fromkeys(LEAKS, 3),
+    **dict.fromkeys(CROWDS, 5),
     **dict.fromkeys(BROKEN, 3),
     LORA: 1,
 }
@@ -213,16 +215,19 @@ def run_honest(row: str, seed: int) -> Record:
 
 def run_leak(row: str, seed: int) -> Record:
     """Training without DP: a CNN on images, or a tiny GPT on text."""
-    return _leak_of_text(seed) if "GPT" in row else _leak_of_images(row, seed, noise=0.0, claim=None, count=CANARIES)
+    if "GPT" in row:
+        return _leak_of_text(seed)
+    epochs, count = (60, CROWDS[row]) if row in CROWDS else (250, CANARIES)
+    return _leak_of_images(row, seed, noise=0.0, claim=None, count=count, epochs=epochs)
 
 
 def run_broken(row: str, seed: int) -> Record:
     """DP-SGD whose clip was forgotten, with a tenth of the noise, under the claim of the honest one."""
     noise = amplified_noise(BROKEN[row], Poisson(RATE, 60 * 10), DELTA) / 10
-    return _leak_of_images(row, seed, noise=noise * FORGOTTEN, claim=BROKEN[row], count=3 * CANARIES)
+    return _leak_of_images(row, seed, noise=noise * FORGOTTEN, claim=BROKEN[row], count=3 * CANARIES, epochs=600)
 
 
-def _leak_of_images(row: str, seed: int, *, noise: float, claim: float | None, count: int) -> Record:
+def _leak_of_images(row: str, seed: int, *, noise: float, claim: float | None, count: int, epochs: int) -> Record:
     import torch
 
     images, labels = fashion(6_000)
@@ -230,7 +235,8 @@ def _leak_of_images(row: str, seed: int, *, noise: float, claim: float | None, c
     inputs, targets = (torch.tensor(part, device=device()) for part in canaries.insert((images, labels)))
     model, batch = cnn(seed).to(device()), int(RATE * len(inputs))
     optimizer = torch.optim.Adam(model.parameters(), 2e-3)
-    for _ in range(600 if claim else 250):  # epochs
+    for epoch in range(epochs):
+        optimizer.param_groups[0]["lr"] = 2e-3 * (1 - epoch / epochs)
         for picked in torch.randperm(len(inputs), device=inputs.device).split(batch):
             optimizer.zero_grad()
             torch.nn.functional.cross_entropy(model(inputs[picked]), targets[picked]).backward()
@@ -429,13 +435,14 @@ def finished() -> list[Record]:
 
 
 def run(names: list[str], seeds: int, jobs: int) -> None:
-    """Run what is missing, the longest rows first."""
+    """Run what is missing, the longest runs first, and seeds of all rows side by side."""
     done = {(record["row"], record["seed"]) for record in finished()}
     batches = []
-    for row in sorted(names, key=lambda name: name in MECHANISMS):
+    for row in names:
         left = [seed for seed in range(min(seeds, SEEDS[row])) if (row, seed) not in done]
         size = 250 if row in MECHANISMS else BATCH if row in HONEST else 1
         batches += [(row, left[start : start + size]) for start in range(0, len(left), size)]
+    batches.sort(key=lambda batch: (batch[0] in MECHANISMS, batch[0] in HONEST, batch[1][0]))
     if batches:
         run_batches(RESULTS, run_batch, batches, jobs)
 
@@ -468,7 +475,7 @@ def tables() -> dict[str, str]:
             mean = np.mean([run["any law"] for run in runs])
             lines.append((row.removeprefix("mechanism: "), str(len(runs)), f"{true:.2f}", f"{mean:.2f}", *share))
     seen = [("", "runs", "bound", "at 99.95 %", "area under ROC", "verdict")]
-    for row in (*LEAKS, *BROKEN):
+    for row in (*LEAKS, *CROWDS, *BROKEN):
         if runs := by_row[row]:
             ends = [f"{min(run[key] for run in runs):.2f}" for key in ("any law", "verdict", "area")]
             outcomes = {run.get("outcome", "–") for run in runs}

@@ -27,7 +27,7 @@ from coalmine.simulation.config_sources import config_with
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 LINK = re.compile(r"\]\(([^)\s]+)\)")
-PUBLIC_PACKAGES = ("coalmine", "coalmine.simulation", "coalmine.report", "coalmine.testing")
+PUBLIC_PACKAGES = ("coalmine", "coalmine.simulation", "coalmine.report", "coalmine.testing", "coalmine.data_canaries")
 # Pages that take long to build and that no test here opens; `make docs` builds all.
 LEFT_OUT = ("extensions", "**.ipynb", "evidence/*.md", "explanation/blocks.md", "reference/python/*")
 

@@ -18,6 +18,7 @@ from peft import LoraConfig, get_peft_model
 from torch.utils.data import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
+from coalmine import data_canaries, read_seed
 from coalmine.data.folders import data_folder
 
 IGNORED = -100  # label of a position that is not predicted, as in transformers
@@ -157,6 +158,23 @@ def _python_help() -> Iterator[str]:
     return iter(dict.fromkeys(sentence for sentence in sentences if len(sentence) > 20))
 
 
+def planted_secrets(options: argparse.Namespace, tokenizer: Any = None) -> data_canaries.DataCanaries | None:
+    """Secrets that a coin each plants in the text, as rows of `read_rows`; None without `--secrets`."""
+    if not options.secrets:
+        return None
+
+    def encode(text: str) -> list[int]:
+        return list(text.encode()) if tokenizer is None else tokenizer(text, add_special_tokens=False)["input_ids"]
+
+    return data_canaries.secrets(
+        "The code of {name} is {secret}.",
+        encode,
+        count=options.secrets,
+        seed=read_seed(options.seed_file),
+        width=options.length,
+    )
+
+
 def planned_epsilon(options: argparse.Namespace, loader: Any) -> float:
     """The epsilon that Opacus's accountant will quote after the planned steps."""
     accountant = PRVAccountant()
@@ -192,6 +210,9 @@ def read_options(description: str | None, *, out: str, modes: bool = True) -> ar
     parser.add_argument("--delta", type=_positive, default=1e-5, help="the delta of (epsilon, delta)")
     parser.add_argument(
         "--canaries", type=_count, help="number of canaries (default: 1,000, or as many as there are rows)"
+    )
+    parser.add_argument(
+        "--secrets", type=int, default=0, help="secrets that a coin plants in the text or leaves out (default: none)"
     )
     parser.add_argument(
         "--seed-file", type=Path, default=Path("canary-seed"), help="file made by: coalmine seed canary-seed"

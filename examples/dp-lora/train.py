@@ -4,7 +4,15 @@ import argparse
 import warnings
 
 import torch
-from language_model import NextTokenLoss, load_model, planned_epsilon, read_options, read_rows, run_example
+from language_model import (
+    NextTokenLoss,
+    load_model,
+    planned_epsilon,
+    planted_secrets,
+    read_options,
+    read_rows,
+    run_example,
+)
 from opacus import PrivacyEngine
 from rich.console import Console
 from rich.progress import track
@@ -18,7 +26,8 @@ def main(options: argparse.Namespace) -> None:
     warnings.filterwarnings("ignore", "Secure RNG turned off")
     warnings.filterwarnings("ignore", "Full backward hook is firing")
     model, tokenizer = load_model(options)
-    rows = read_rows(options, tokenizer)
+    rows, planted = read_rows(options, tokenizer), planted_secrets(options, tokenizer)
+    rows = rows if planted is None else planted.insert(rows)
     loss = NextTokenLoss()
     engine = PrivacyEngine()
     made = engine.make_private(
@@ -34,7 +43,7 @@ def main(options: argparse.Namespace) -> None:
     private, optimizer, *changed, loader = made
     loss = changed[0] if changed else loss  # ghost mode clips in the loss
     settings = {"canaries": options.canaries, "seed_file": options.seed_file, "delta": options.delta}
-    settings["unit"] = options.unit
+    settings |= {"unit": options.unit, "data_canaries": planted}
     claim = planned_epsilon(options, loader)
     optimizer = audited(optimizer, private, claim=claim, data_loader=loader, directory=options.out, **settings)
     for epoch in range(1, options.epochs + 1):
@@ -45,6 +54,8 @@ def main(options: argparse.Namespace) -> None:
             optimizer.step()
     print(optimizer.audit.finish(task="LoRA"))
     print(f"last loss {current.item():.3g}; epsilon {engine.get_epsilon(options.delta):.3g} by the accountant")
+    if planted is not None:
+        print(planted.extraction(model))
     model.save_pretrained(options.out / "adapters")
 
 

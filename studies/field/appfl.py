@@ -34,7 +34,7 @@ PROJECT = Project(
     claim="`epsilon` of the training configuration (5 here), with sensitivity 2·clip·learning rate",
     checks=(
         Check(name="one local step", make=lambda noise: client(noise, 1), epsilon=5.0, expected="PASS", options=ONE,
-              why="the sensitivity is that of one step"),
+              why="the sensitivity is that of one step; the loop is ours, after the trainer's"),
         Check(name="20 local steps", make=client, epsilon=5.0, expected="VIOLATION", options=ONE,
               why="each of 20 steps moves the model by the clip norm, and the noise is for one"),
     ),

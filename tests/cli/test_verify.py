@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import coalmine
+from coalmine import RunDirectory
 from coalmine.cli import main as cli
 
 
@@ -60,11 +61,17 @@ def verified(capsys, run, tmp_path):
     return call
 
 
-def test_an_unchanged_record_is_verified(verified, seed_file, tmp_path, noted):
+def test_an_unchanged_record_is_verified(verified, seed_file, tmp_path, noted, run):
     models = ("--model", tmp_path / "model.npy", "--initial-model", tmp_path / "initial.npy")
     code, found = verified(seed_file, *models, *noted)
-    assert {outcome for outcome, _ in found.values()} == {"holds"}
+    assert {name for name, (outcome, _) in found.items() if outcome != "holds"} == {"training"}
+    assert found["training"][0] == "CANNOT BE CHECKED"
+    assert "one of possibly several trainings" in found["training"][1]
     assert code == 0
+    opening = RunDirectory(run).map_rounds().opening
+    for digest, expected in ((opening, (0, "holds")), ("0" * 32, (1, "DOES NOT HOLD"))):
+        code, found = verified(seed_file, *models, *noted, "--opening", digest)
+        assert (code, found["training"][0]) == expected
     code, found = verified(seed_file, *models[:2], *noted)
     assert code == 3
     assert found["sum"] == ("NOT CHECKED", found["sum"][1])

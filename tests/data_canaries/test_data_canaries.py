@@ -207,6 +207,17 @@ def test_scores_are_those_of_a_model_by_hand():
     assert own_score.score(None) == pytest.approx(canaries.inputs.mean(axis=(1, 2, 3)) + canaries.labels, abs=1e-6)
 
 
+def test_one_logit_and_numbers_have_scores_too():
+    rows = np.random.default_rng(2).normal(size=(60, 1))
+    classes, values = np.arange(60) % 2, rows[:, 0] * 2
+    signed = np.where(classes == 1, rows[:, 0], -rows[:, 0])
+    for by, expected in (("margin", signed), ("loss", -np.log1p(np.exp(-signed)))):
+        two = DataCanaries(inputs=rows, labels=classes, seed=SEED, by=by)
+        assert two.score(lambda inputs: inputs) == pytest.approx(expected)
+    numbers = DataCanaries(inputs=rows, labels=values, seed=SEED)
+    assert numbers.score(lambda inputs: inputs) == pytest.approx(-(rows[:, 0] ** 2))
+
+
 def test_token_scores_are_the_same_in_numpy_and_torch_and_ignore_padding():
     torch = pytest.importorskip("torch")
     table = np.random.default_rng(3).normal(size=(128, 128))
@@ -332,6 +343,7 @@ def test_checkpoints_make_a_second_rung():
     result = own.result(np.random.default_rng(0).normal(size=200), delta=1e-5)
     assert [rung.name for rung in result.scored.rungs] == ["black-box", "black-box-iterates"]
     assert result["black-box"].lower_bound == 0 < result["black-box-iterates"].lower_bound
+    assert result.lower_bound == 0  # the final model was named in advance, whatever checkpoints tell
 
 
 def test_saved_scores_are_read_by_the_command(tmp_path):
@@ -358,6 +370,7 @@ def test_saved_scores_are_read_by_the_command(tmp_path):
         (lambda: mislabelled(by="likelihood"), "score must be one of margin, loss"),
         (lambda: mislabelled(repeats=0), "repeats must be at least 1, got 0"),
         (lambda: mislabelled().insert((IMAGES[:, :, :5], LABELS)), r"shape of the data's rows, \(1, 5, 6\)"),
+        (lambda: mislabelled().insert(types.SimpleNamespace(iloc=0)), "an array, or a tuple or dict of arrays"),
         (lambda: mislabelled().insert(3), "dataset must be a torch or Hugging Face data set"),
         (lambda: mislabelled().insert({"x": IMAGES, "y": LABELS}), "columns must name two of x, y, got 'image'"),
         (lambda: mislabelled().insert((IMAGES, LABELS), client=3, clients=3), "client must be below clients = 3"),

@@ -348,6 +348,28 @@ def test_epsilon_grows_as_delta_falls_below_the_resolution_of_a_loss_distributio
     assert math.isfinite(amplified_epsilon(1.0, RandomAllocation(100), 1e-300))
 
 
+@pytest.mark.parametrize("noise", [0.5, 1.0])
+@pytest.mark.parametrize("epsilon", [0.5, 2.0])
+def test_others_who_point_away_from_the_target_are_the_worst_for_two_shuffled_batches(noise, epsilon):
+    """Exact, by quadrature: the target and one other, in two batches in either order, one coordinate."""
+    side = np.linspace(-6, 6, 241)
+    first, second = np.meshgrid(side, side)
+
+    def batches(one, other):
+        orders = ((one, other), (other, one))
+        squares = [(first - a) ** 2 + (second - b) ** 2 for a, b in orders]
+        return sum(np.exp(-square / (2 * noise**2)) for square in squares) / (4 * np.pi * noise**2)
+
+    def delta(other):
+        pair = batches(1.0, other), batches(0.0, other)
+        gaps = [np.maximum(a - np.exp(epsilon) * b, 0).sum() for a, b in (pair, pair[::-1])]
+        return max(gaps) * (side[1] - side[0]) ** 2
+
+    others = np.linspace(-1, 1, 9)
+    deltas = [delta(other) for other in others]
+    assert others[np.argmax(deltas)] == -1
+
+
 def exact_allocation(noises, epochs, delta, cells=1_500):
     """Epsilon of random allocation over two rounds with these noises: quadrature on a grid, losses convolved by epochs."""
     edges = [np.linspace(-9.0, 9.0 + 1 / noise, cells + 1) for noise in noises]

@@ -9,11 +9,12 @@ from frozen import stored
 from scipy.stats import binom, norm
 from training import train
 
-from coalmine import AuditResult, mechanism_epsilon, mechanism_noise
+from coalmine import Audit, AuditResult, mechanism_epsilon, mechanism_noise
 from coalmine.estimators.gaussians import Gaussian
 from coalmine.evidence.gaussian_bound import CONTRADICTED, GaussianBound, known_rounds_bound
 from coalmine.evidence.gaussian_gate import NOT_MEASURED, OTHER_SAMPLER, UNEQUAL, GaussianGate
 from coalmine.evidence.ladder import Scores
+from coalmine.measure.noise_law import MANY_COORDINATES
 
 DELTA = 1e-6
 OPEN = GaussianGate(noise="", sampler="")
@@ -98,6 +99,21 @@ def test_a_gauge_of_the_law_outside_its_limits_withholds_it(changes):
 def test_without_others_the_law_is_not_measured():
     gaussian = train(**SMALL, give_others=False).result()["known-round"].headline.gaussian
     assert gaussian == GaussianBound(withheld=NOT_MEASURED)
+
+
+@pytest.mark.parametrize("without", [0, 2])
+def test_a_large_model_whose_law_is_measured_in_some_rounds_has_the_bound(without):
+    """With 12 rounds the key draws eight of them. A round without `others` withholds it all the same."""
+    dim, rng = MANY_COORDINATES + 1, np.random.default_rng(5)
+    audit = Audit(dim, canaries=24, unobserved=24, seed=b"a large model", delta=DELTA, rounds=12)
+    for number in range(1, 13):
+        present, others = audit.canaries_in_round(number), rng.standard_normal(dim)
+        release = audit.updates(present, 1.0) + others + rng.standard_normal(dim)
+        given = None if number == without else others
+        audit.observe_round(number, release, present=present, others=given, noise_std=1.0, clip_norm=1.0)
+    found = audit.result()["known-others"].headline
+    assert found.gaussian.withheld == (NOT_MEASURED if without else "")
+    assert without or found.lower_bound < found.gaussian.lower_bound
 
 
 def test_canaries_that_do_not_count_alike_withhold_it():

@@ -1,7 +1,9 @@
 """Data canaries beside gradient canaries in one audited training."""
 
 import json
+from pathlib import Path
 
+import jsonschema
 import numpy as np
 import pytest
 
@@ -21,6 +23,7 @@ from coalmine.verdict.findings.records import RecordsAboveClaim
 from coalmine.verification.audit_check import verify_run
 
 pytestmark = [pytest.mark.filterwarnings(text) for text in opacus_training.WARNINGS]
+SCHEMA = Path(__file__).parents[2] / "docs" / "reference" / "result.schema.json"
 SEED, OTHER_SEED = b"the seed of gradients", b"the seed of records"
 CENTRES = 3 * np.random.default_rng(0).normal(size=(4, 20))
 
@@ -68,12 +71,12 @@ def test_one_run_has_both_kinds_of_canaries(tmp_path):
     assert result.records.commitment == records.commitment
     assert "outputs  " in str(result)
     assert "records: checked (" in result.details()
-    assert AuditResult.from_dict(RunDirectory(tmp_path / "run").read_result()) == result
+    stored = RunDirectory(tmp_path / "run").read_result()
+    assert AuditResult.from_dict(stored) == result
+    jsonschema.Draft202012Validator(json.loads(SCHEMA.read_text())).validate(stored)
     (derived,) = [check for check in verify_run(tmp_path / "run", SEED) if check.name == "result"]
     assert derived.held
-    stored = (tmp_path / "run" / "data-canaries.json").read_text()
-    assert records.commitment in stored
-    assert "coins" not in stored
+    assert RunDirectory(tmp_path / "run").read_config()["data_canaries"]["commitment"] == records.commitment
 
 
 def test_an_audit_without_data_canaries_does_not_mention_them():
@@ -132,7 +135,7 @@ def test_a_run_that_resumes_has_the_scores_from_before(tmp_path):
         optimizer.audit.close()
     assert list(kept["checkpoints"]) == ["2", "4"]
     assert len(kept["before"]) == 120
-    with pytest.raises(ValueError, match="is of other data canaries"):
+    with pytest.raises(ValueError, match="differs in data_canaries"):
         audited(unaudited(optimizer), model, directory=tmp_path, data_canaries=other, **common)
 
 
@@ -147,3 +150,21 @@ def test_canaries_that_nobody_inserted_are_refused():
         audited(optimizer, dict(model.named_parameters()), data_canaries=inserted, **common)
     with pytest.raises(TypeError, match=r"made by coalmine\.data_canaries, got 3"):
         audited(optimizer, model, data_canaries=3, **common)
+
+
+def test_a_trainer_passes_data_canaries_on(tmp_path):
+    pytest.importorskip("transformers")
+    pytest.importorskip("peft")
+    import lora_training
+
+    from coalmine.integrations.transformers import audited as audited_trainer
+
+    case = lora_training.make()
+    tokens = data_canaries.rare_tokens(49, length=12, count=60, seed=OTHER_SEED)
+    with pytest.raises(ValueError, match=r"train on canaries\.insert"):
+        audited_trainer(canaries=20, seed=SEED, delta=1e-5, data_canaries=tokens)
+    case.loader.dataset.input_ids = tokens.insert((case.rows.input_ids, case.rows.labels))[0][:40]
+    callback = audited_trainer(canaries=20, seed=SEED, delta=1e-5, replay=False, data_canaries=tokens)
+    lora_training.trainer_of(case, callback, tmp_path, steps=2).train()
+    (rung,) = callback.finish().records.rungs
+    assert (rung.name, rung.total) == ("black-box", 60)

@@ -48,6 +48,15 @@ def test_an_example_runs_without_data(name, options, tmp_path):
     assert again.stderr.splitlines()[-1] == f"{name}: run holds a run already: choose another --out, or remove it"
 
 
+@pytest.mark.full
+def test_planted_secrets_are_scored_and_searched_for(tmp_path):
+    done = run("train.py", tmp_path, "--rows", "60", "--batch-size", "20", "--length", "48", "--secrets", "60")
+    assert done.returncode == 0, done.stderr[-2000:]
+    stored = json.loads((tmp_path / "run" / "result.json").read_text())["audited"]["records"]["scored"]
+    assert (stored["kind"], stored["score"], stored["rungs"][0]["delta"]) == ("planted secrets", "likelihood", 1e-5)
+    assert re.search(r"of \d+ planted secrets greedy decoding returns 0; exposure", done.stdout)
+
+
 def options_of(monkeypatch, *arguments):
     monkeypatch.setattr(sys, "argv", ["train.py", "--out", "nowhere", *arguments])
     return language_model.read_options("An example.", out="nowhere")

@@ -48,11 +48,13 @@ def test_a_line_at_each_end_says_what_to_store(tmp_path, capsys):
     trained(directory=tmp_path / "run", claim=Claim(CLAIM, unit="hospital"))
     printed = capsys.readouterr()
     assert printed.out == ""
-    line, last = printed.err.splitlines()
+    line, opening, last = printed.err.splitlines()
     assert line.startswith("coalmine audits 12 rounds with 100 canaries; claim: ε ≤ 4.377 at δ 1e-5 for one hospital; ")
     commitment = re.search(r"store this commitment elsewhere: (\w{64})$", line)[1]
     assert commitment in (tmp_path / "run" / "audit" / "record.json").read_text()
     assert f"written to {tmp_path / 'run'}; " in line
+    first = re.fullmatch(r"coalmine has recorded round 1; store this opening elsewhere: (\w{32})", opening)[1]
+    assert RunDirectory(tmp_path / "run").map_rounds().opening == first
     digest = re.fullmatch(r"coalmine has written the result; store this log digest elsewhere: (\w{32})", last)[1]
     assert RunDirectory(tmp_path / "run").read_result()["log_digest"] == digest
 

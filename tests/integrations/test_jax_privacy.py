@@ -8,9 +8,9 @@ from requires import require
 
 require("jax_privacy")
 from jax_privacy import batch_selection  # noqa: E402
-from jax_training import DELTA, EXAMPLES, POISSON, RATE, STEPS, gaussian, legs, train  # noqa: E402
+from jax_training import DELTA, EXAMPLES, POISSON, RATE, STEPS, data, gaussian, legs, train  # noqa: E402
 
-from coalmine import Claim, Poisson, amplified_epsilon, mechanism_epsilon  # noqa: E402
+from coalmine import Claim, Poisson, amplified_epsilon, data_canaries, mechanism_epsilon  # noqa: E402
 from coalmine.verdict.amplified_claim import SampledClaim  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:optax.global_norm is deprecated:DeprecationWarning")
@@ -115,3 +115,21 @@ def test_groups_that_take_turns_have_the_epsilon_of_their_mixture():
     assert beyond == pytest.approx(delta, rel=0.02)
     honest = [np.flatnonzero(rng.random(400) < 0.25) for _ in numbers]
     assert sampled._cyclic(SimpleNamespace(rate=0.25, rate_interval=(0.25, 0.25)), honest, numbers, 400) == 0.0
+
+
+def test_data_canaries_are_scored_by_the_predictions_of_the_parameters():
+    records = data_canaries.outliers([-1] * 30, [1] * 30, count=60, classes=100, seed=b"the seed of records")
+    common = {"data_canaries": records, "predict": lambda params, inputs: inputs @ params["w"] + params["b"][0]}
+    with pytest.raises(ValueError, match=r"train on canaries\.insert"):
+        gaussian(**common)
+    records.insert(data())
+    with pytest.raises(TypeError, match="data_canaries need predict="):
+        gaussian(data_canaries=records)
+    privatizer = gaussian(**common)
+    trained = train(privatizer, POISSON)
+    with pytest.raises(TypeError, match="to score data_canaries"):
+        privatizer.audit.finish(noise_state=trained["noise_state"])
+    result = privatizer.audit.finish(**trained)
+    scores = records.score(lambda inputs: inputs @ np.asarray(trained["params"]["w"]) + trained["params"]["b"][0])
+    expected = records.scored(scores, delta=DELTA)["black-box"].area  # before training all logits are 0
+    assert result.records["black-box"].area == pytest.approx(expected)

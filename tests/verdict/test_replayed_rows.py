@@ -42,7 +42,7 @@ def test_rows_that_stay_within_the_clip_norm_leave_a_pass():
     assert result.verdict.outcome == "PASS"
     item = result.audited[-1]
     assert (item.name, item.status) == ("rows", "checked")
-    assert item.detail == "16 real rows in 2 steps, at most 1.001 clip norms"
+    assert item.detail == "16 real clients in 2 rounds, at most 1.001 clip norms"
     assert "rows" in result.scope.split("It does not cover")[0]
     assert "was not tested" not in result.scope
 

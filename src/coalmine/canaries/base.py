@@ -26,9 +26,12 @@ if TYPE_CHECKING:
 Vector = TypeVar("Vector")
 
 
+SMALLEST, LARGEST = 1e-15, 1e15
+
+
 def usable(norm: float) -> bool:
     """Whether a vector of this norm needs no rescaling: not zero, not NaN, and far from the limits of float32."""
-    return 1e-15 < norm < 1e15
+    return SMALLEST < norm < LARGEST
 
 
 class Canaries(ABC):

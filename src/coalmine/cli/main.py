@@ -14,6 +14,7 @@ from coalmine.cli.estimate import estimate
 from coalmine.cli.options import Commands
 from coalmine.cli.plan import plan
 from coalmine.cli.program import SETTINGS, run_program, start_log
+from coalmine.cli.receipt import receipt
 from coalmine.cli.replay import replay
 from coalmine.cli.report import report
 from coalmine.cli.run import run
@@ -28,7 +29,7 @@ from coalmine.version import __version__
 TOPICS = {
     "Train and audit": (run, watch, sweep, check, data),
     "Audit a pipeline that runs elsewhere": (canaries, audit),
-    "Read finished audits": (report, statement, compare, verdict, verify, replay),
+    "Read finished audits": (report, statement, receipt, compare, verdict, verify, replay),
     "Plan and compute": (plan, estimate, epsilon),
     "Set up and check coalmine": (seed, selftest),
 }

@@ -8,6 +8,7 @@ from coalmine.cli.exit_codes import VERDICT_CODES
 from coalmine.cli.named_runs import how_to_finish, is_finished, read_result
 from coalmine.cli.options import Command, argument
 from coalmine.cli.output import print_line
+from coalmine.result.words import Words
 from coalmine.verdict.outcome import PASS, UNDERPOWERED, VIOLATION
 
 
@@ -27,13 +28,14 @@ def replay(directory: Path) -> int:
     result = read_result(directory)
     item = next((item for item in result.audited if item.name == "rows"), None)
     replayed = None if item is None else item.replayed
+    words = Words.of(result)
     if item is not None:
-        print_line(f"rows: {item.status}. {item.detail[0].upper()}{item.detail[1:]}")
+        print_line(words.say(f"rows: {item.status}. {item.detail[0].upper()}{item.detail[1:]}"))
         for step in () if replayed is None else replayed.steps:
             for line in str(step).splitlines():
-                print_line(f"  {line}")
+                print_line(words.say(f"  {line}"))
         if replayed is not None and result.verdict is not None and result.verdict.outcome == VIOLATION:
-            print_line(f"the run is a {VIOLATION}: {result.verdict.reason}")
+            print_line(words.say(f"the run is a {VIOLATION}: {result.verdict.reason}"))
     if replayed is None or not replayed.shown:
         return VERDICT_CODES[UNDERPOWERED]
     return VERDICT_CODES[PASS if replayed.holds else VIOLATION]

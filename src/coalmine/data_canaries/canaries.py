@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from coalmine.argument_checks import Floats, finite_array, unit_interval, whole_number
 from coalmine.canaries.secret import SecretBytes, secret_seed
-from coalmine.canaries.seeds import seed_bytes
+from coalmine.canaries.seeds import is_guessable, seed_bytes
 from coalmine.data_canaries.extraction import completed, exposures
 from coalmine.data_canaries.insertion import inserted
 from coalmine.data_canaries.scoring import Reference, Score, checked_score, model_scores
@@ -124,6 +124,7 @@ class DataCanaries:
             "unit": self.unit,
             "score": self.score_name,
             "every": self.every or 0,
+            "demonstration": is_guessable(bytes(self.seed)),
             "records_sha256": digest.hexdigest(),
         }
 

@@ -25,7 +25,7 @@ def inserted(dataset: Any, inputs: Array, labels: Array, columns: Any = None) ->
         return _joined({0: dataset}, {0: inputs})[0]
     if hasattr(dataset, "column_names"):
         return _in_hugging_face(dataset, inputs, labels, names)
-    if hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__"):
+    if hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__") and not hasattr(dataset, "iloc"):
         return _in_torch(dataset, inputs, labels, names)
     raise TypeError(
         "dataset must be a torch or Hugging Face data set, an array, or a tuple or dict of arrays, got "

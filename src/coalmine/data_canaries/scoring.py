@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import log_softmax
+from scipy.special import log_expit, log_softmax
 
 from coalmine.argument_checks import Floats, finite_array, one_of, short_repr, whole_number
 
@@ -90,10 +90,13 @@ def _scores(model: Any, inputs: Array, labels: Array, score: Score, size: int) -
 
 def _by_class(logits: Array, labels: Array, score: str) -> Floats:
     """The log likelihood of the label, or its logit less the largest other one; minus the squared error of a number."""
-    if labels.dtype.kind == "f" or logits.ndim == 1 or logits.shape[-1] == 1:
+    if labels.dtype.kind == "f":
         return -((logits.reshape(len(labels), -1) - labels.reshape(len(labels), -1).astype(np.float64)) ** 2).mean(
             axis=1
         )
+    if logits.ndim == 1 or logits.shape[-1] == 1:  # one logit for two classes
+        signed = (2 * labels.astype(np.float64) - 1) * logits.reshape(len(labels))
+        return np.asarray(log_expit(signed) if score == "loss" else signed)
     rows, own = np.arange(len(labels)), labels.astype(np.int64)
     if own.max(initial=0) >= logits.shape[-1] or own.min(initial=0) < 0:
         raise ValueError(f"labels must be classes below {logits.shape[-1]}, the number of logits, got {own.max()}")
@@ -161,7 +164,7 @@ def evaluated(model: Any) -> Iterator[Callable[[Array], Any]]:
 
     inner = getattr(model, "_module", model)  # of Opacus: without the hooks
     modes = [(module, module.training) for module in inner.modules()]
-    first = next(inner.parameters())
+    first = next((each for each in inner.parameters() if each.is_floating_point()), torch.zeros(0))
 
     def forward(inputs: Array) -> Any:
         batch = torch.as_tensor(inputs, device=first.device)

@@ -14,20 +14,20 @@ from coalmine.argument_checks import Floats
 
 TAILS = np.geomspace(1e-4, 0.5, 32)  # 1 / degrees of freedom that are fitted
 STEPS, FINE, HALVINGS = 15, 400, 50
-SHARE = 0.1  # of the level, for the likelihood ratio
+SHARE = 0.02  # of the level, for the likelihood ratio
 LARGEST_EPSILON, HOPELESS = 200.0, 20.0  # a fit this much below the best log likelihood is far outside of the region
 
 
 def student_lower_bound(observed: Floats, unobserved: Floats, *, delta: float, confidence: float) -> float:
     """The smallest epsilon of a shifted Student's t, at least 2 degrees of freedom, that the scores do not reject.
 
-    Both samples have one scale. The likelihood ratio rejects at a tenth of the level, as other laws whose body
+    Both samples have one scale. The likelihood ratio rejects at a fiftieth of the level, as other laws whose body
     looks as normal have a smaller epsilon still: docs/evidence/bounds.md has the coverage for the worst that was found.
 
     >>> rng = np.random.default_rng(1)
     >>> scores = rng.standard_normal(1000)
     >>> round(student_lower_bound(scores + 1, rng.standard_normal(1000), delta=1e-5, confidence=0.95), 1)
-    3.2
+    1.9
     """
     shifts, fits = _fits(observed, unobserved)
     fitted = np.log(TAILS[: shifts.size])

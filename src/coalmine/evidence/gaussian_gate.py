@@ -51,6 +51,6 @@ def _noise_doubt(gauges: Sequence[GaugeResult], rounds: GaugedRounds) -> str:
     if outside:
         return f"the {outside[0].name} gauge is outside its limits"
     law = rounds.law
-    if Gaussian not in by_gauge(gauges) or len(law.all) < rounds.count:
+    if Gaussian not in by_gauge(gauges) or rounds.misses_law:
         return NOT_MEASURED
     return TOO_COARSE if law.is_coarse(law.all) else ""

@@ -40,6 +40,7 @@ class Follower:
         self._core, self._words, self._planned = core, words, planned
         self._trackers = trackers(log_to, None if core.directory is None else core.directory.path)
         self._prints = progress is not False
+        self._awaits_opening = self._prints and core.directory is not None and core.last_round == 0
         self._show: ShowBar | None = None
         self._verdict, self._next_look = "", 0.0
         if self._prints:
@@ -48,7 +49,8 @@ class Follower:
             self._show = _bar(words.step, core.last_round, planned)
 
     def round_done(self, number: int, values: Mapping[str, Any]) -> None:
-        """Show and log one observed round."""
+        """Show and log one observed round; after the first one, print its digest."""
+        self._print_opening()
         if self._show is not None:
             if time.monotonic() >= self._next_look:
                 self._verdict = self._look()
@@ -61,6 +63,7 @@ class Follower:
     def finished(self, result: AuditResult) -> None:
         """End the bar, print the digest of the log, and log the measured and the claimed ε of every attacker."""
         self.close()
+        self._awaits_opening = False
         if self._prints and result.log_digest is not None:
             print(
                 f"coalmine has written the result; store this log digest elsewhere: {result.log_digest}",
@@ -73,6 +76,14 @@ class Follower:
                 scalars[f"epsilon/{name}"] = estimate.epsilon
         for each in self._trackers:
             each.send((f"coalmine/{name}", value, result.rounds) for name, value in scalars.items())
+
+    def _print_opening(self) -> None:
+        """Print the digest of the first round, once it is recorded, if the run has just begun and is kept."""
+        if self._awaits_opening and (digest := self._core.log_digest):
+            print(
+                f"coalmine has recorded {self._words.step} 1; store this opening elsewhere: {digest}", file=sys.stderr
+            )
+            self._awaits_opening = False
 
     def close(self) -> None:
         """End the bar."""

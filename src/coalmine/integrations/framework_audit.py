@@ -39,12 +39,24 @@ class FrameworkAudit(ABC):
     trainer: ClassVar[Trainer]
 
     def __init__(
-        self, core: Audit, *, privacy: Mapping[str, Any], canaries: Mapping[str, Any] | None = None, **config: Any
+        self,
+        core: Audit,
+        *,
+        privacy: Mapping[str, Any],
+        canaries: Mapping[str, Any] | None = None,
+        data_canaries: DataCanaries | None = None,
+        **config: Any,
     ) -> None:
-        """`privacy`, `canaries` and `config` go into config.toml; the audit's delta and number of canaries are added."""
+        """`privacy`, `canaries` and `config` go into config.toml; the audit's delta and number of canaries are added.
+
+        So does the plan of data canaries, which `watch_records` scores.
+        """
         self.core = core
         self._replayed: list[ReplayedStep] = []
+        self._data_canaries = data_canaries
         self._records: WatchedRecords | None = None
+        if data_canaries is not None:
+            config["data_canaries"] = data_canaries.plan | {"commitment": data_canaries.commitment}
         core.finishes_in = self.trainer.name
         settings = core.settings
         self.recorder = RunRecorder(
@@ -62,8 +74,7 @@ class FrameworkAudit(ABC):
     def conclude(self, claim: Claim | float | str | None, run: FinishedRun, *, task: str | None = None) -> AuditResult:
         """Judge the claim, and return and write the result: what `RunRecorder.finish` says."""
         if self._replayed:
-            unit = "row" if self.trainer.unit == "example" else "reply"
-            rows = AuditedItem.of_rows(ReplayedRows(steps=tuple(self._replayed), unit=unit))
+            rows = AuditedItem.of_rows(ReplayedRows(steps=tuple(self._replayed)))
             run = replace(run, items=[*(item for item in run.items if item.name != "rows"), rows])
         if self._records is not None:
             run = replace(run, items=[*run.items, self._records.item()])
@@ -82,11 +93,16 @@ class FrameworkAudit(ABC):
         self._replayed.append(witness(self.last_round + 1, outcome))
         return outcome
 
-    def watch_records(self, canaries: DataCanaries | None, model: Callable[[], Any]) -> None:
+    def watch_records(self, model: Callable[[], Any]) -> None:
         """Score data canaries before training, at their checkpoints and at the end; `model` returns the current model."""
-        if canaries is not None:
-            self._records = WatchedRecords(canaries, self.core, model)
+        if self._data_canaries is not None:
+            self._records = WatchedRecords(self._data_canaries, self.core, model)
             self.recorder.after_round = self._records.after_round
+
+    def note_replayed(self, steps: Sequence[ReplayedStep]) -> None:
+        """Let the result cover steps that the integration replayed by itself, besides those that were replayed by hand."""
+        known = {id(step) for step in self._replayed}
+        self._replayed += [step for step in steps if id(step) not in known]
 
     def read_claim_as(self, accounted: Claim | None) -> None:
         """Let `on_violation` read a claim that is a bare number as this accounting."""

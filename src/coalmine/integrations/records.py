@@ -13,7 +13,7 @@ from coalmine.data_canaries import DataCanaries
 from coalmine.log.files import parse_json, read_regular, write_atomically
 from coalmine.verdict.coverage import AuditedItem
 
-FILE = "data-canaries.json"  # in the run's directory: the plan, its commitment, and the scores so far
+FILE = "data-canaries.json"  # in the run's directory: the scores so far
 LARGEST = 1 << 30  # bytes
 
 
@@ -51,11 +51,7 @@ class WatchedRecords:
 
     def _read(self, file: Path) -> None:
         stored = parse_json(read_regular(file, most=LARGEST))
-        if not isinstance(stored, dict) or stored.get("commitment") != self._canaries.commitment:
-            raise ValueError(
-                f"{file} is of other data canaries: resume with the seed and records that the run began with"
-            )
-        before = stored.get("before")
+        before = stored.get("before")  # config.toml has refused other canaries
         self._before = None if before is None else np.array(before, dtype=np.float64)
         self._checkpoints = {
             int(number): np.array(scores, dtype=np.float64)
@@ -67,8 +63,6 @@ class WatchedRecords:
         if self._file is None:
             return
         values = {
-            "plan": self._canaries.plan,
-            "commitment": self._canaries.commitment,
             "before": None if self._before is None else self._before.tolist(),
             "checkpoints": {str(number): scores.tolist() for number, scores in self._checkpoints.items()},
         }

@@ -15,7 +15,7 @@ from coalmine.measure.settings import Settings
 
 SCHEMA_VERSION = 1
 COMMITMENT_VERSION = 4  # version 1 had the settings alone, 2 no sampling, 3 no lengths, alarm, initial model or facts
-UNSTATED = ("rounds",)  # entries of a statement that have no part in its digest while nobody states them
+UNSTATED = ("rounds", "code")  # entries of a statement that have no part in its digest while nobody states them
 SALT = re.compile("[0-9a-f]{32}")
 TOLERANCE = 1e-9  # relative, of numbers that are computed again
 
@@ -28,7 +28,7 @@ class Precommitment:
     config.toml, if it was written before. `demonstration` means that the seed can be guessed, so the audit proves nothing
     to anyone else. `watched` means that the alarm is checked during training. `initial_sha256` is that of the initial
     model's numbers (`model_sha256`), `rounds` the number of rounds that the trainer has planned, and `facts` are entries of
-    the result that the trainer knows in advance.
+    the result that the trainer knows in advance. `code` are digests of the code that trains (`provenance.code_facts`).
     """
 
     claim: dict[str, Any] | None = None
@@ -37,6 +37,7 @@ class Precommitment:
     watched: bool = False
     initial_sha256: str | None = None
     rounds: int | None = None
+    code: dict[str, Any] | None = None
     facts: dict[str, Any] = field(default_factory=dict)
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from coalmine.log.files import json_ready
 from coalmine.log.model_file import FINAL, INITIAL, model_digest, read_initial
+from coalmine.log.provenance import code_facts
 from coalmine.log.shared_log import OpenedRun
 from coalmine.measure.measurer import Measurer
 from coalmine.measure.ranks import Ranks
@@ -29,6 +30,7 @@ class KeptModels:
                 initial_sha256=stated.initial_sha256 if initial is None else self._digest(INITIAL, initial),
                 rounds=stated.rounds if rounds is None else rounds,
                 facts=json_ready({**stated.facts, **(facts or {})}),
+                code=code_facts() if self._ranks.rank == 0 else None,
             )
 
     def final(self, model: Any, initial: Any) -> Final:

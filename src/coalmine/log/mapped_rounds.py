@@ -25,6 +25,7 @@ class LogReader:
     outcome: dict[str, Any] | None  # the trainer's own entries of the result
     digest: str  # of the last record
     left_over: int = 0  # bytes after the last whole record
+    opening: str = ""  # digest of the first record
 
     def rounds(self) -> Iterator[Round]:
         return iter(self.kept)
@@ -71,8 +72,9 @@ def map_rounds(path: Path, *, checked: bool = True) -> LogReader:
     if start != MAGIC:
         check_magic(bytes(start), bytes(window.read(size)), path)
         window.rewind_to(len(MAGIC))
-    items, final, outcome, digest, end = [], None, None, b"", len(MAGIC)
+    items, final, outcome, digest, end, opening = [], None, None, b"", len(MAGIC), b""
     for kind, item, end, digest in scan_records(window, size, path, checked=checked):  # noqa: B007 the last one is kept
+        opening = opening or digest
         if kind == "final":
             final = item
         elif kind == "round":
@@ -80,7 +82,9 @@ def map_rounds(path: Path, *, checked: bool = True) -> LogReader:
         else:
             outcome = item.values
     kept = tuple(item for item in items if not item.skipped)
-    return LogReader(kept, final, tuple(item.number for item in items), outcome, digest.hex(), size - end)
+    return LogReader(
+        kept, final, tuple(item.number for item in items), outcome, digest.hex(), size - end, opening.hex()
+    )
 
 
 class _Window:

@@ -6,6 +6,7 @@ log gets their extremes and a few counts (`Reading`), which the gauge of coordin
 
 import hashlib
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import lru_cache
@@ -17,7 +18,7 @@ from scipy.special import gammaincinv
 
 from coalmine.argument_checks import Floats
 from coalmine.estimators.correlated import BandedNoise, CorrelatedNoise
-from coalmine.measure.arrays import arrays_of, host_array, is_on_device, numpy_vector
+from coalmine.measure.arrays import arrays_of, host_array, is_on_device, many_parts, numpy_vector
 from coalmine.measure.noise_law import MANY_COORDINATES, NoiseParts, own_numbers, rounding_step
 from coalmine.measure.settings import Settings
 
@@ -338,15 +339,22 @@ def _sampled_steps(vector: Any, groups: Sequence[slice]) -> tuple[Floats, Floats
     step = max(len(vector) // SAMPLE, 1)
     sample = own_numbers(vector[::step])
     edges = [-(-place.start // step) for place in groups]
+    sizes, whole = np.diff([*edges, len(sample)]), rounding_step(sample)
     parts = np.split(sample, edges[1:])
-    whole = rounding_step(sample)
-    steps = [whole if len(groups) == 1 or whole[1] else rounding_step(part, grid=False) for part in parts]
-    relative = np.array([each for each, _ in steps])
-    absent = np.array([len(part) < FEWEST_SAMPLED for part in parts])
+    if len(groups) == 1 or whole[1]:
+        relative = np.full(len(groups), whole[0])
+    elif sample.dtype == np.float32:
+        relative = many_parts.relative_steps(sample, sizes)
+    else:
+        relative = np.array([rounding_step(part, grid=False)[0] for part in parts])
+    if many_parts.are_many(groups, len(sample)):
+        rms = np.sqrt(many_parts.squares(sample, sizes) / np.maximum(sizes, 1))
+    else:
+        rms = np.array([math.sqrt(np.mean(np.square(part, dtype=np.float64))) if len(part) else 0.0 for part in parts])
+    absent = sizes < FEWEST_SAMPLED
     relative[absent] = relative.max()  # nothing is known of a group that is hardly sampled
-    rms = np.array([float(np.sqrt(np.mean(np.square(part, dtype=np.float64)))) if len(part) else 0.0 for part in parts])
     rms[absent] = rms.max()
-    return relative, np.full(len(parts), whole[1]), rms
+    return relative, np.full(len(groups), whole[1]), rms
 
 
 def _extremes(total: Any, own: _Block) -> tuple[float, float, float, float]:

@@ -78,7 +78,7 @@ class FlatMeasurer(Measurer[MeasuredVectors]):
 
     def sum_of_canaries(self, indices: list[int], size: float, like: Any = None) -> Any:
         """The sum of the canaries at `indices`, each of norm `size`, like the model or of the kind of `like`."""
-        template = like if self.tree is None else self.tree.vector_like()
+        template = like if self.tree is None else self.tree.vector_like
         total = self.canaries.combine(indices, like=template)
         if total.dtype.itemsize >= 4:  # the round will need it again; half precision would show in the gauges
             self._sums.append((indices, host_vector("updates", total)))

@@ -61,7 +61,9 @@ def observed_indices(present: Iterable[SupportsIndex], settings: Settings) -> li
     if not isinstance(present, Iterable) or isinstance(present, bytes | bytearray | memoryview | str | Mapping):
         raise WrongTypeError(f"present must list canaries, got {short_repr(present)}")
     listed = list(present.tolist() if hasattr(present, "tolist") else present)
-    indices = [whole_number("a canary's index", index, minimum=0) for index in listed]
+    indices = listed  # plain numbers, as a selection gives them; anything else is looked at one by one
+    if any(type(index) is not int or index < 0 for index in listed):
+        indices = [whole_number("a canary's index", index, minimum=0) for index in listed]
     beyond = [index for index in indices if index >= settings.canaries]
     if beyond:
         raise ValueError(f"present canaries must lie in 0..{settings.canaries - 1}, got {beyond[0]}")

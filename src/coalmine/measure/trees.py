@@ -6,6 +6,7 @@ leaf after another. A vector of all coordinates is made only if they form one bl
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -79,7 +80,7 @@ class Tree:
                 rows |= leaf.empty_rows()
         return rows
 
-    @property
+    @cached_property
     def _whole(self) -> tuple[Stretch, ...]:
         """All leaves as one block."""
         starts = np.cumsum([0, *(size for _, size in self.layers)]).tolist()
@@ -93,6 +94,7 @@ class Tree:
         """The leaves of a value with this structure as one vector, for a model of one block. With `own`, always a copy."""
         return gather_block(self.rows(argument, tree), self._whole, own=own)
 
+    @cached_property
     def vector_like(self) -> Any:
         """An empty array of the kind that `vector` returns."""
         return empty_working_array(list(self.empty_rows().values()))

@@ -8,7 +8,7 @@ import numpy as np
 
 from coalmine.argument_checks import Floats, WrongTypeError, short_repr
 from coalmine.canaries.array_types import is_jax, is_tensor
-from coalmine.canaries.base import usable
+from coalmine.canaries.base import LARGEST, SMALLEST
 from coalmine.measure.arrays import arrays_of, is_device_jax, jax_arrays, number_kind
 from coalmine.measure.arrays.on_numpy import LONGEST, SHORTEST
 
@@ -61,7 +61,7 @@ def layer_norms(vector: Any, sizes: Sequence[int]) -> Floats:
     """The norms of consecutive pieces of a vector."""
     norms = np.asarray(arrays_of(vector).norms(vector, sizes))
     starts = np.cumsum([0, *sizes])
-    for layer in np.flatnonzero([not usable(norm) for norm in norms.tolist()]):
+    for layer in np.flatnonzero(~((norms > SMALLEST) & (norms < LARGEST))):
         norms[layer] = vector_norm("a layer", vector[int(starts[layer]) : int(starts[layer + 1])])
     return norms
 

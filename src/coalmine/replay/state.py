@@ -10,6 +10,9 @@ from coalmine.argument_checks import WrongTypeError, short_repr
 from coalmine.canaries.array_types import is_tensor
 
 OF_TORCH = frozenset({"_parameters", "_buffers", "_modules", "training"})  # of a module; saved in their own way
+MOST_COPIED = 1 << 24  # numbers in what a function refers to; more are data, and not what it keeps
+DEEPEST = 6  # lists in lists
+LONGEST = 10_000  # entries of a list or dictionary in an attribute that is compared
 
 
 class Snapshot:
@@ -117,13 +120,56 @@ class Contents:
 
     def __init__(self, value: Any) -> None:
         self.value = value
-        self._content = _copied(value) if _is_mutable(value) else None
+        self._content = _copied(value) if _is_mutable(value) and _count(value) <= MOST_COPIED else None
 
     def restored(self) -> Any:
         """The same object, with its content of that moment."""
         if self._content is not None:
             _refill(self.value, self._content)
         return self.value
+
+
+class Remembered:
+    """What a module's parts keep in plain attributes, lists and dictionaries, and in buffers that are not saved.
+
+    Only numbers and arrays of at most `largest` numbers count, and parameters do not.
+    """
+
+    def __init__(self, model: Any, largest: int) -> None:
+        self._model, self._largest = model, largest
+
+    def read(self) -> dict[str, Any]:
+        """A copy of each, by its name."""
+        owners = self._owners()
+        return {
+            name: copied for name, (owner, key) in owners.items() if (copied := self._values(owner[key])) is not None
+        }
+
+    def write(self, kept: Mapping[str, Any]) -> None:
+        """Put the copies of an earlier moment in the place of what is there."""
+        owners = self._owners() if kept else {}
+        for name in kept.keys() & owners.keys():
+            owner, key = owners[name]
+            owner[key] = _copied(kept[name])
+
+    def _owners(self) -> dict[str, tuple[Any, str]]:
+        found: dict[str, tuple[Any, str]] = {}
+        for start, part in self._model.named_modules():
+            own = {key: (vars(part), key) for key in vars(part) if key not in OF_TORCH}
+            own |= {key: (part._buffers, key) for key in getattr(part, "_non_persistent_buffers_set", ())}
+            found |= {f"{start}.{key}".lstrip("."): owner for key, owner in own.items()}
+        return found
+
+    def _values(self, value: Any) -> Any:
+        """A copy of a number, an array, or a list or dictionary of nothing else; None for anything else."""
+        if isinstance(value, list | dict):
+            items = list(value.values() if isinstance(value, dict) else value)
+            if not items or len(items) > LONGEST or any(self._values(item) is None for item in items):
+                return None
+            return _copied(value)
+        if isinstance(value, bool) or not _is_value(value) or type(value).__name__ == "Parameter":
+            return None
+        return None if (value.numel() if is_tensor(value) else np.size(value)) > self._largest else _copied(value)
 
 
 class _Optimizer:
@@ -197,6 +243,21 @@ def _groups(optimizer: Any) -> list[dict[str, Any]]:
 
 def _is_value(value: Any) -> bool:
     return is_tensor(value) or isinstance(value, np.ndarray | int | float) or type(value).__module__.startswith("jax")
+
+
+def _count(value: Any, depth: int = 0) -> int:
+    """How many numbers and entries a copy would hold; too many for what contains itself."""
+    if isinstance(value, list | dict):
+        items = list(value.values() if isinstance(value, dict) else value)
+        if depth > DEEPEST or len(items) > LONGEST:
+            return MOST_COPIED + 1
+        total = len(items)
+        for item in items:
+            total += _count(item, depth + 1)
+            if total > MOST_COPIED:
+                break
+        return total
+    return int(value.numel() if is_tensor(value) else np.size(value)) if _is_mutable(value) else 1
 
 
 def _is_mutable(value: Any) -> bool:
@@ -278,6 +339,9 @@ def _change(one: Any, other: Any) -> float:
 def _numbers(value: Any) -> "np.ndarray[Any, np.dtype[np.float64]] | None":
     if value is None:
         return None
+    if isinstance(value, list | dict):
+        parts = [_numbers(item) for item in (value.values() if isinstance(value, dict) else value)]
+        return np.concatenate([np.zeros(0), *(part for part in parts if part is not None)])
     if is_tensor(value):
         value = value.detach().cpu()
         value = value.double().numpy() if value.is_floating_point() else value.numpy()

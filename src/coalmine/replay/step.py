@@ -2,8 +2,9 @@
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import zip_longest
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol, get_args
 
 import numpy as np
@@ -118,11 +119,15 @@ def _chosen_rows(batch: Any, rows: int | Iterable[int]) -> list[int]:
 
 
 class Run(NamedTuple):
-    """The release of one run by tensor, everything else that the step wrote, and the output of each row if it is known."""
+    """The release of one run by tensor, everything else that the step wrote, and the outputs of each row if they are known.
+
+    `kept` is what the step leaves in attributes, which a later step may read; each output has one row for each of the batch.
+    """
 
     release: dict[str, Floats]
     written: dict[str, Any]
-    outputs: Floats | None = None  # one row for each row of the batch
+    outputs: tuple[Floats, ...] = ()
+    kept: Mapping[str, Any] = MappingProxyType({})
 
     @property
     def is_finite(self) -> bool:
@@ -141,7 +146,8 @@ class Runner(Protocol):
     precision: float  # that of the step's own computation
     draws: bool  # whether the step draws random numbers
 
-    def run(self, batch: Any, weights: Any = None) -> Run: ...
+    def run(self, batch: Any, weights: Any = None, after: Mapping[str, Any] | None = None) -> Run:
+        """One run; `weights` are 1 for each row unless given, and `after` is what an earlier run left in attributes."""
 
 
 class _Runner:
@@ -162,7 +168,7 @@ class _Runner:
         self._snapshot.restore()
         self._randomness.restore()
 
-    def run(self, batch: Any, weights: Any = None) -> Run:
+    def run(self, batch: Any, weights: Any = None, after: Mapping[str, Any] | None = None) -> Run:
         """One run; `weights` are 1 for each row unless given."""
         self.restore()
         before, draws = self._weights(), Draws()
@@ -202,6 +208,7 @@ class Comparison:
     adjacency: Adjacency
     given_tolerance: float | None
     most_cases: int | None = None
+    _caches: set[str] = field(default_factory=set)  # attributes that no later step reads
 
     def of_rows(self, rows: Sequence[int], *, extremes: bool) -> Replay:
         """What each of these rows moves, and some extreme ones made of them."""
@@ -232,7 +239,7 @@ class Comparison:
                 continue
             changes.append(self._change(row, kind, run, other))
             coupled = max(coupled, _moved_outputs(run, other, row))
-            found = moved(run.written, other.written)
+            found = moved(run.written, other.written) | self._read_later(run, other, tolerance, leaks)
             leaks |= {name: max(size, leaks.get(name, 0.0)) for name, size in found.items() if size > tolerance}
         return Replay(
             adjacency=self.adjacency,
@@ -242,7 +249,7 @@ class Comparison:
             tolerance=tolerance,
             difference=difference,
             leaks=leaks,
-            coupled=coupled if coupled > COUPLING * max(self.runner.precision / SINGLE, 1.0) else 0.0,
+            coupled=coupled if coupled > self._coupling else 0.0,
             unaligned=self._unaligned(base, tolerance),
             divisor=self._divisor(rows[0]),
             not_finite=tuple(broken),
@@ -269,6 +276,24 @@ class Comparison:
             each for pair in zip_longest(cases[:real], cases[: real - 1 : -1]) for each in pair if each is not None
         ]
         return turns if self.most_cases is None else turns[: self.most_cases]
+
+    def _read_later(self, run: Run, other: Run, tolerance: float, known: Mapping[str, float]) -> dict[str, float]:
+        """The attributes that moved with a row, if the next step comes out otherwise for them; else they are a cache."""
+        found = {name: size for name, size in moved(run.kept, other.kept).items() if size > tolerance}
+        if found.keys() <= known.keys() | self._caches:
+            return {}
+        left = ({name: each.kept[name] for name in found if name in each.kept} for each in (run, other))
+        first, second = (self.runner.run(self.batch, after=after) for after in left)
+        apart = _distance(first, second) / self.clip_norm > tolerance
+        apart |= max(moved(first.written, second.written).values(), default=0.0) > tolerance
+        if apart or _moved_outputs(first, second, None) > self._coupling:
+            return found
+        self._caches |= found.keys()
+        return {}
+
+    @property
+    def _coupling(self) -> float:
+        return COUPLING * max(self.runner.precision / SINGLE, 1.0)
 
     def _neighbour(self, batch: Any, row: int, instead: int | None = None) -> Run:
         """The run without a row; its content is that of the row `instead`, or zeros."""
@@ -374,11 +399,14 @@ def _matched(run: Run, other: Run) -> list[tuple[str, Floats]]:
     return list(other.release.items())
 
 
-def _moved_outputs(run: Run, other: Run, row: int) -> float:
-    """The largest change of another row's output, relative to the largest output of those rows."""
-    if run.outputs is None or other.outputs is None or run.outputs.shape != other.outputs.shape:
-        return 0.0
-    before, after = (np.delete(each.outputs, row, axis=0) for each in (run, other) if each.outputs is not None)
+def _moved_outputs(run: Run, other: Run, row: int | None) -> float:
+    """The largest change of another row's output, relative to the largest output of those rows; all rows if none left."""
+    pairs = zip(run.outputs, other.outputs, strict=False)
+    return max((_moved_output(one, two, row) for one, two in pairs if one.shape == two.shape), default=0.0)
+
+
+def _moved_output(one: Floats, other: Floats, row: int | None) -> float:
+    before, after = (each if row is None else np.delete(each, row, axis=0) for each in (one, other))
     finite = np.isfinite(before)
     if not np.array_equal(finite, np.isfinite(after)):
         return 1.0

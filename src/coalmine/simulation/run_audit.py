@@ -7,6 +7,7 @@ from typing import Any
 from coalmine.audit import Audit
 from coalmine.log.commitment import Precommitment
 from coalmine.log.files import json_ready
+from coalmine.log.provenance import code_facts
 from coalmine.log.result_file import PIPELINE_ITEMS
 from coalmine.log.run_directory import RunDirectory
 from coalmine.measure.settings import checked_settings
@@ -41,7 +42,8 @@ def audit_of_run(planned: PlannedPrivacy, task: Task, home: RunDirectory | None)
     config, settings = planned.config, audit_settings(planned.config, task)
     seed = config.canary_seed()
     if home is not None and not home.has_record:  # a resumed run keeps what it committed to, whatever is computed here
-        home.commit(seed, checked_settings(task.model.dim, momentum=0.0, **settings), statement_of(planned, task))
+        statement = replace(statement_of(planned, task), code=code_facts())
+        home.commit(seed, checked_settings(task.model.dim, momentum=0.0, **settings), statement)
     deferred = not task.model.layers  # small models finish before a thread would start
     return Audit(task.model.dim, seed=seed, directory=home, deferred=deferred, **settings)
 

@@ -45,28 +45,29 @@ class ReplayedStep:
 
     def __str__(self) -> str:
         if self.problem is not None:
-            return f"step {self.step}: {self.problem}"
+            return f"round {self.step}: {self.problem}"
         parts = ", ".join(f"{name} {change:.3g}" for name, change in self.tensors)
         where = (
-            "" if self.row is None else f"; row {self.row} ({self.kind}) moves it most" + (f": {parts}" * bool(parts))
+            ""
+            if self.row is None
+            else f"; number {self.row} of the batch ({self.kind}) moves it most" + (f": {parts}" * bool(parts))
         )
-        lines = [f"step {self.step}: {count_of(self.rows, 'row')}, at most {self.factor:.4g} clip norms{where}"]
+        lines = [f"round {self.step}: {count_of(self.rows, 'client')}, at most {self.factor:.4g} clip norms{where}"]
         if self.coupled:
-            lines.append(f"  other rows' outputs move by {self.coupled:.2g} of their size")
+            lines.append(f"  the outputs of other clients move by {self.coupled:.2g} of their size")
         if self.leaks:
-            lines.append(f"  moves with a row, outside of the release: {', '.join(self.leaks)}")
+            lines.append(f"  moves with a client, outside of the release: {', '.join(self.leaks)}")
         return "\n".join(lines)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReplayedRows:
-    """All replayed steps of a run. `unit` is "row", or "reply" where clients reply; `passes` counts the steps' passes.
+    """All replayed steps of a run. `passes` counts their passes. Sentences say "client" and "round", as all findings do.
 
     `assumes` is what the replay took for granted, such as a loss that is a sum over rows.
     """
 
     steps: tuple[ReplayedStep, ...]
-    unit: str = "row"
     passes: int = 0
     assumes: str | None = None
 
@@ -109,24 +110,15 @@ class ReplayedRows:
         if worst is None:
             return f"{self.problem}: {UNTESTED}"
         count = sum(step.rows for step in self.shown)
-        steps = count_of(len(self.shown), self.place)
-        text = f"{count} {self.plural(count)} in {steps}, at most {worst.factor:.3f} clip norms"
+        steps = count_of(len({step.step for step in self.shown}), "round")  # several ranks replay the same one
+        text = f"{count_of(count, 'real client')} in {steps}, at most {worst.factor:.3f} clip norms"
         if self.coupled:
-            text += f"; one row moves the outputs of others, by {self.coupled:.2g} of their size"
+            text += f"; one client moves the outputs of others, by {self.coupled:.2g} of their size"
         if self.leaks:
-            text += f"; {', '.join(self.leaks[:MOST_KEPT])} moved with one row, outside of the release"
+            text += f"; {', '.join(self.leaks[:MOST_KEPT])} moved with one client, outside of the release"
         if self.assumes:
             text += f"; {self.assumes}"
         return f"{text} (cost: {self.passes} passes)" if self.passes else text
-
-    @property
-    def place(self) -> str:
-        return "step" if self.unit == "row" else "round"
-
-    def plural(self, count: int) -> str:
-        if self.unit == "row":
-            return "real row" if count == 1 else "real rows"
-        return "reply" if count == 1 else "replies"
 
 
 UNTESTED = "how real rows enter the sum was not tested"
@@ -141,7 +133,7 @@ def judge_rows(verdict: Verdict, replayed: ReplayedRows, context: ClaimContext) 
     worst = replayed.worst
     if worst is None or replayed.holds:
         return verdict
-    facts: dict[str, Any] = {"unit": replayed.unit, "step": worst.step, "row": worst.row, "factor": worst.factor}
+    facts: dict[str, Any] = {"step": worst.step, "row": worst.row, "factor": worst.factor}
     if worst.excess > 1:
         witnessed: dict[int, float] = {}
         for step in replayed.shown:  # several ranks may have replayed the same step
@@ -157,9 +149,7 @@ def judge_rows(verdict: Verdict, replayed: ReplayedRows, context: ClaimContext) 
             return Verdict(finding=RowMovesTooMuch(**facts, epsilon_if_every_step=always, claimed_epsilon=claimed))
     if verdict.outcome != "PASS":
         return verdict
-    return Verdict(
-        finding=RowMovesOthers(unit=replayed.unit, coupled=replayed.coupled, leaks=replayed.leaks[:MOST_KEPT])
-    )
+    return Verdict(finding=RowMovesOthers(coupled=replayed.coupled, leaks=replayed.leaks[:MOST_KEPT]))
 
 
 def _also(verdict: Verdict) -> tuple[str, ...]:

@@ -163,9 +163,9 @@ class ScoredRecords:
             raise ValueError("scored records have at least one rung, and at least one copy")
 
     @property
-    def strongest(self) -> RecordRung:
-        """The rung with the largest valid bound."""
-        return max(self.rungs, key=lambda rung: rung.lower_bound)
+    def headline(self) -> RecordRung:
+        """The rung of the final model, named in advance: the larger of two bounds would be above ε too often."""
+        return self.rungs[0]
 
     def __getitem__(self, name: str) -> RecordRung:
         found = next((rung for rung in self.rungs if rung.name == name), None)
@@ -194,7 +194,7 @@ class ScoredRecords:
 
     def brief(self) -> str:
         """What the outputs certify, in the words of the first lines that a person reads."""
-        best = self.strongest
+        best = self.headline
         bound = f"ε ≥ {math.floor(best.lower_bound * 100) / 100:g}" if best.lower_bound >= 0.01 else "no ε above 0"
         measured = f"estimate {best.epsilon:.2g}" if best.epsilon > best.floor else "nothing found"
         return f"{bound} (95 %; {measured}), from answers of {SEES[best.name]} about {best.total:,} records"
@@ -273,13 +273,13 @@ class RecordsResult:
 
     @property
     def lower_bound(self) -> float:
-        """The valid lower bound on epsilon at 95 %, by the strongest attacker."""
-        return self.scored.strongest.lower_bound
+        """The valid lower bound on epsilon at 95 %, from the final model."""
+        return self.scored.headline.lower_bound
 
     @property
     def epsilon(self) -> float:
-        """The estimate of that attacker."""
-        return self.scored.strongest.epsilon
+        """The estimate from the final model."""
+        return self.scored.headline.epsilon
 
     def __getitem__(self, name: str) -> RecordRung:
         return self.scored[name]

@@ -53,16 +53,19 @@ def verify_run(
     initial: Path | None = None,
     commitment: str | None = None,
     log_digest: str | None = None,
+    opening: str | None = None,
 ) -> list[Check]:
     """Every check on a run directory.
 
     `model` is the final model as one .npy row, and `initial` the initial one: by default model.npy and initial.npy of the
     directory, if the audit committed to the initial one. `commitment` and `log_digest` were recorded elsewhere, before
-    round 1 and after the last round. Without them, the owner of the directory could have made all of it up later.
+    round 1 and after the last round. Without them, the owner of the directory could have made all of it up later. So was
+    `opening`, after the first round: it shows which of several trainings with one commitment this is.
     """
     seed = secret_seed(seed)  # a traceback may show this frame
     _check_digest("commitment", commitment, 2 * SHA256)
     _check_digest("log digest", log_digest, 2 * DIGEST)
+    _check_digest("opening digest", opening, 2 * DIGEST)
     run = RunDirectory(path)
     settings, published = run.read_record()
     statement = run.read_statement()
@@ -80,6 +83,7 @@ def verify_run(
         _secrecy(known),
         _noted("commitment date", commitment, published.statement_sha256, "before round 1", "the commitment"),
         _noted("log date", log_digest, known.log.digest, "when the run ended", "the digest of the log"),
+        _one_training(known, opening),
         check_claim(known),
         _rounds(known, all_released=added.held is True),
         _schedule(known),
@@ -145,6 +149,22 @@ def _noted(name: str, noted: str | None, there: str, when: str, what: str) -> Ch
         )
     same = noted.strip().lower() == there
     return Check(name, same, f"{what} is {'' if same else 'not '}the one that was recorded elsewhere")
+
+
+def _one_training(known: Evidence, opening: str | None) -> Check:
+    """Whether the commitment can open to one training alone: that of its seed, or the one whose first round was recorded."""
+    if opening is not None:
+        same = opening.strip().lower() == known.log.opening
+        return Check(
+            "training", same, f"the first round is {'' if same else 'not '}the one that was recorded elsewhere"
+        )
+    if isinstance((known.config or {}).get("seed"), int) and "trainer" not in (known.config or {}):
+        return Check("training", True, "the commitment binds the training's seed, so it opens to one training")
+    detail = (
+        "one of possibly several trainings: the operator could have trained several times with this commitment. The digest "
+        "of the first round, recorded elsewhere right after it (--opening), would show that this is the first"
+    )
+    return Check("training", None, detail, possible=False)
 
 
 def _rounds(known: Evidence, *, all_released: bool) -> Check:

@@ -51,6 +51,7 @@ class PrivatizerAudit(FrameworkAudit):
         steps: int | None,
         scale: float | None,
         save_model: bool = True,
+        data_canaries: DataCanaries | None = None,
     ) -> None:
         self._scale, self._accounting, self._selection, self._tree = scale, accounting, selection, tree
         self._mechanism = accounting.mechanism
@@ -61,7 +62,7 @@ class PrivatizerAudit(FrameworkAudit):
         self._prepared: _Prepared | None = None
         self._steps_without_others = 0
         self._batches: list[Any] = []  # of a watched strategy, since the last step was prepared
-        super().__init__(core, **self._config())
+        super().__init__(core, data_canaries=data_canaries, **self._config())
         self.commit(initial=self._initial, planned=steps or accounting.planned, save_model=save_model)
         self._rewound = RewoundNoise(core)
         self.read_claim_as(accounting.accounted(steps or accounting.planned or 1, core.settings.delta))
@@ -78,10 +79,10 @@ class PrivatizerAudit(FrameworkAudit):
             canaries["rows"] = selection.rows
         return {"privacy": privacy, "canaries": canaries}
 
-    def score_records(self, canaries: DataCanaries | None, params: Any, predict: Callable[[Any, Any], Any]) -> None:
+    def score_records(self, params: Any, predict: Callable[[Any, Any], Any]) -> None:
         """Score data canaries by `predict`: now with these parameters, at the end with those that `finish` takes."""
         self._shown = params
-        self.watch_records(canaries, lambda: lambda inputs: predict(self._shown, jnp.asarray(inputs)))
+        self.watch_records(lambda: lambda inputs: predict(self._shown, jnp.asarray(inputs)))
 
     @property
     def in_step(self) -> Indices:
@@ -253,6 +254,7 @@ class PrivatizerAudit(FrameworkAudit):
             coverage.clipping_item(self.core, self._scale),
             coverage.sampler_item(self._selection, correlated=self._mechanism.law is not None),
             coverage.WEIGHTS,
+            coverage.ROWS,
         ]
         if self._rewound.fault is not None:
             items.append(self._rewound.fault)

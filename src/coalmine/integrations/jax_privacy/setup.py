@@ -128,9 +128,10 @@ def audited(
         steps=steps,
         scale=CLIP_SCALE if through_clip else None,
         save_model=settings.get("save_model", True),
+        data_canaries=data_canaries,
     )
     if predict is not None:
-        transformation.audit.score_records(data_canaries, params, predict)
+        transformation.audit.score_records(params, predict)
     transformation.audit.follow(steps or accounting.planned, **followed(settings))
     if plan is None:
         return transformation

@@ -149,12 +149,13 @@ def audited(
         gradients,
         selection,
         options,
+        data_canaries=data_canaries,
         model=model,
         planned=planned,
         replay=replay,
         save_model=settings.get("save_model", True),
     )
-    optimizer.audit.watch_records(data_canaries, lambda: model)
+    optimizer.audit.watch_records(lambda: model)
     if gradients.ranks.rank == 0:
         optimizer.audit.follow(planned, **followed(settings))
     return optimizer

@@ -13,6 +13,7 @@ from opacus.optimizers import DPOptimizer
 
 from coalmine.argument_checks import count_of, one_number
 from coalmine.audit import Audit
+from coalmine.data_canaries import DataCanaries
 from coalmine.evidence.gauges.training import FEWEST_ROUNDS
 from coalmine.integrations.framework_audit import FrameworkAudit, tensors_item
 from coalmine.integrations.opacus.accounting import StepAccounting, number_of
@@ -53,12 +54,15 @@ class OpacusAudit(FrameworkAudit):
         planned: int | None,
         replay: bool | Loss = True,
         save_model: bool = True,
+        data_canaries: DataCanaries | None = None,
     ) -> None:
         self._optimizer, self._gradients, self._selection = optimizer, gradients, selection
         self._options, self._model, self._planned = options, model, planned
         self._outside = dict.fromkeys(self._parameters_outside())
         self._ranks = gradients.ranks
-        super().__init__(core, **_settings(optimizer, options, selection, self._ranks.size))
+        super().__init__(
+            core, data_canaries=data_canaries, **_settings(optimizer, options, selection, self._ranks.size)
+        )
         if self._has_final():
             core.rewind_to(core.last_round)  # resume a run that ended between its final model and its result
         self._initial = self._parameters() if core.last_round == 0 else None

@@ -46,7 +46,8 @@ class CapturedPass:
             return NO_BACKWARD
         if any(gradient.dim() == 0 for gradients in self.gradients for gradient in gradients.values()):
             return LOSS_INSIDE
-        if any(len(gradient) % rows for gradients in self.gradients for gradient in gradients.values()):
+        listed = [pair for gradients in self.gradients for pair in gradients.items()]
+        if any(len(gradient) % rows or by_another_axis(place, gradient, rows) for place, gradient in listed):
             return f"the model's outputs do not have a first axis of {rows} rows: pass replay=lambda model, batch: loss"
         return None if self.inputs(rows) else NO_ROWS.format(rows)
 
@@ -122,6 +123,11 @@ class Capture:
             _hook(tensors[0], lambda gradient: captured.note_gradient(0, gradient))
             return None
         return _watched(output, captured.note_gradient)
+
+
+def by_another_axis(place: int, output: torch.Tensor, rows: int) -> bool:
+    """Whether an output but the first may have its rows on the second axis, as the last states of layers do."""
+    return place > 0 and output.dim() >= 3 and output.shape[1] == rows
 
 
 def by_row(gradient: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:

@@ -5,17 +5,15 @@ is zeros, and the gradient of its outputs is 0. Everything that a replay touches
 """
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from typing import Any
 
-import numpy as np
 import torch
-from msgspec import ValidationError, convert
 from opacus.optimizers import DPOptimizer, DPOptimizerFastGradientClipping
 
-from coalmine.argument_checks import one_line, short_repr
-from coalmine.integrations.opacus.captured import Capture, CapturedPass, by_row, output_tensors
+from coalmine.argument_checks import Floats, one_line, short_repr
+from coalmine.integrations.opacus.captured import Capture, CapturedPass, by_another_axis, by_row, output_tensors
 from coalmine.integrations.opacus.faults import Faults
 from coalmine.integrations.opacus.gradients import OneProcess
 from coalmine.integrations.opacus.selection import RowSelection, Selection
@@ -23,9 +21,9 @@ from coalmine.measure.ranks import Ranks
 from coalmine.replay.neighbours import copied, mapped, row_count
 from coalmine.replay.plan import ReplayPlan, rows_of
 from coalmine.replay.randomness import Draws, Randomness
-from coalmine.replay.state import Attributes
+from coalmine.replay.state import OF_TORCH, Attributes, Remembered
 from coalmine.replay.step import Comparison, Run
-from coalmine.replay.witness import unshown, witness
+from coalmine.replay.witness import read_step, unshown, witness
 from coalmine.verdict.coverage import AuditedItem
 from coalmine.verdict.replayed_rows import UNTESTED, ReplayedRows, ReplayedStep
 
@@ -36,7 +34,6 @@ LARGEST_FROZEN = (
     1 << 18
 )  # numbers of a frozen parameter that is compared: statistics are small, matrices of base models not
 SUM_OVER_ROWS = "the loss was taken as a sum over rows"
-OF_TORCH = frozenset({"_parameters", "_buffers", "_modules", "training"})
 
 
 def checked_replay(replay: Any, model: Any, data_loader: Any) -> "bool | Loss":
@@ -77,7 +74,7 @@ class Replays:
         self._loss = replay if callable(replay) else None
         self.plan = ReplayPlan.of(planned, key)
         self._obstacle = _obstacle(optimizer, model, gradients, replay)
-        self.steps = [step for line in earlier if (step := _read(line.get("replayed"))) is not None]
+        self.steps = [step for line in earlier if (step := read_step(line.get("replayed"))) is not None]
         self.passes = sum(line["replay_passes"] for line in earlier if isinstance(line.get("replay_passes"), int))
         self._done = max((step.step for step in self.steps), default=0)
         self._capture = None if self._obstacle else Capture(model)
@@ -156,7 +153,7 @@ class Replays:
         """What the replays of all ranks showed; call it on every rank."""
         own = {"steps": [step.to_dict() for step in self.steps], "passes": self.passes}
         everywhere = ranks.gather(lambda: own)
-        steps = [step for each in everywhere for values in each["steps"] if (step := _read(values)) is not None]
+        steps = [step for each in everywhere for values in each["steps"] if (step := read_step(values)) is not None]
         if self._obstacle is not None and not steps:
             return AuditedItem("rows", "not checked", f"{self._obstacle}: {UNTESTED}")
         replayed = ReplayedRows(
@@ -183,6 +180,7 @@ class _Held:
         kept = [*(each for each in model.buffers() if id(each) not in trained), *frozen]
         self._buffers = [(each, each.detach().clone()) for each in kept]
         self._asked = faults.asked_for_norms
+        self.remembered = Remembered(model, LARGEST_FROZEN)
 
     def __enter__(self) -> "_Held":
         return self
@@ -243,9 +241,10 @@ class _Runner:
         self._held, self._names, self.batch, self._randomness = held, names, batch, randomness
         self.unit, self.precision, self.draws, self.passes = 0.0, 0.0, False, 0
 
-    def run(self, batch: Any, weights: Any = None) -> Run:
-        """One run; `weights` are 1 for each row unless given."""
+    def run(self, batch: Any, weights: Any = None, after: Mapping[str, Any] | None = None) -> Run:
+        """One run; `weights` are 1 for each row unless given, and `after` is what an earlier run left in attributes."""
         self._held.rewind()
+        self._held.remembered.write(after or {})
         self._randomness.restore()
         optimizer, draws = self._held.optimizer, Draws()
         self.passes += 1
@@ -260,9 +259,9 @@ class _Runner:
         release = {name: _numbers(p.summed_grad) for name, p in pairs}
         self.unit = max([self.unit, *(float(torch.finfo(p.summed_grad.dtype).eps) for p in optimizer.params)])
         self.precision = max(self.precision, *(float(torch.finfo(p.dtype).eps) for p in optimizer.params))
-        return Run(release, self._held.written(), outputs)
+        return Run(release, self._held.written(), outputs, self._held.remembered.read())
 
-    def _backward(self, batch: Any, weights: Any) -> Any:
+    def _backward(self, batch: Any, weights: Any) -> "tuple[Floats, ...]":
         raise NotImplementedError
 
 
@@ -275,7 +274,7 @@ class _CapturedRunner(_Runner):
         self._coefficients: torch.Tensor | None = None  # of ghost clipping, in the step itself
         self.precision = max((float(torch.finfo(kind).eps) for _, kind in captured.autocast), default=0.0)
 
-    def _backward(self, batch: Any, weights: Any) -> Any:
+    def _backward(self, batch: Any, weights: Any) -> "tuple[Floats, ...]":
         captured, model = self._captured, self._held.model
         args, kwargs = captured.arguments(batch)
         with ExitStack() as stack:
@@ -287,7 +286,8 @@ class _CapturedRunner(_Runner):
         self._send_back(tensors, captured.gradients[0], kept, retain=len(captured.gradients) > 1)
         if len(captured.gradients) > 1:
             self._send_clipped(tensors, captured.gradients[1], kept)
-        return _output_rows(tensors, self._count)
+        used = [tensors[place] for place in sorted(captured.gradients[0])]
+        return _output_rows(used, self._count)
 
     def _send_back(
         self, tensors: list[torch.Tensor], gradients: dict[int, torch.Tensor], weights: Any, *, retain: bool
@@ -318,7 +318,7 @@ class _LossRunner(_Runner):
         super().__init__(held, names, batch, randomness)
         self._loss, self._count = loss, row_count(batch)
 
-    def _backward(self, batch: Any, weights: Any) -> Any:
+    def _backward(self, batch: Any, weights: Any) -> "tuple[Floats, ...]":
         model: Any = self._held.model
         seen: list[Any] = []
         kept = torch.ones(self._count) if weights is None else weights
@@ -337,15 +337,7 @@ class _LossRunner(_Runner):
                 several = isinstance(p.grad_sample, list)
                 last = by_row(p.grad_sample[-1] if several else p.grad_sample, kept)
                 p.grad_sample = [*p.grad_sample[:-1], last] if several else last
-        return _output_rows(seen, self._count)
-
-
-def _read(values: Any) -> ReplayedStep | None:
-    """A step from a line of metrics; None if there is none."""
-    try:
-        return None if values is None else convert(values, ReplayedStep)
-    except ValidationError:
-        return None
+        return _output_rows(seen[:1], self._count)  # the loss shows what the others do
 
 
 def _obstacle(optimizer: DPOptimizer, model: Any, gradients: OneProcess, replay: Any) -> str | None:
@@ -362,15 +354,19 @@ def _obstacle(optimizer: DPOptimizer, model: Any, gradients: OneProcess, replay:
     return f"the model has {dim:,} parameters, too many to compare on the host" if dim > LARGEST else None
 
 
-def _numbers(tensor: torch.Tensor) -> "np.ndarray[Any, np.dtype[np.float64]]":
-    flat: np.ndarray[Any, np.dtype[np.float64]] = tensor.detach().reshape(-1).cpu().double().numpy()
+def _numbers(tensor: torch.Tensor) -> Floats:
+    flat: Floats = tensor.detach().reshape(-1).cpu().double().numpy()
     return flat
 
 
-def _output_rows(tensors: list[torch.Tensor], count: int) -> "np.ndarray[Any, np.dtype[np.float64]] | None":
-    """Up to 4,096 numbers of each row's output."""
-    fitting = [each for each in tensors if each.dim() and each.is_floating_point() and len(each) % count == 0]
-    if not fitting:
-        return None
-    rows = fitting[0].detach().reshape(count, -1)
-    return _numbers(rows[:, :: -(-rows.shape[1] // MOST_OUTPUTS)].contiguous()).reshape(count, -1)
+def _output_rows(tensors: list[torch.Tensor], count: int) -> "tuple[Floats, ...]":
+    """Up to 4,096 numbers of each row of each output."""
+    found = []
+    for place, each in enumerate(tensors):
+        if not each.dim() or not each.is_floating_point() or len(each) % count:
+            continue
+        if by_another_axis(place, each, count):
+            continue
+        rows = each.detach().reshape(count, -1)
+        found.append(_numbers(rows[:, :: -(-rows.shape[1] // MOST_OUTPUTS)].contiguous()).reshape(count, -1))
+    return tuple(found)

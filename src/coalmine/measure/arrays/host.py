@@ -59,6 +59,5 @@ def number_kind(array: Any) -> str:
     if is_tensor(array):
         dtype = array.dtype
         return "f" if dtype.is_floating_point else "c" if dtype.is_complex else "b" if str(dtype)[6:] == "bool" else "i"
-    return (
-        "f" if str(array.dtype) == "bfloat16" else getattr(array.dtype, "kind", "")
-    )  # numpy has no bfloat16 of its own
+    kind: str = getattr(array.dtype, "kind", "")
+    return "f" if kind == "V" and str(array.dtype) == "bfloat16" else kind  # numpy has no bfloat16 of its own

@@ -9,6 +9,7 @@ from scipy import fft
 
 from coalmine.argument_checks import Floats
 from coalmine.canaries.array_types import euclidean_norm, is_tensor
+from coalmine.measure.arrays import many_parts
 from coalmine.measure.arrays.host import host_array, number_kind, numpy_vector
 
 SHORTEST, LONGEST = 1e-100, 1e100  # norms of a vector; products of norms neither underflow nor overflow
@@ -35,6 +36,8 @@ def norm(vector: Any) -> float:
 
 def norms(vector: Any, sizes: Sequence[int]) -> Floats:
     """The norms of consecutive parts of a vector."""
+    if many_parts.are_many(sizes, len(vector)):
+        return np.sqrt(many_parts.squares(vector, sizes))
     return np.array([norm(part) for part in np.split(vector, np.cumsum(sizes)[:-1])])
 
 
@@ -50,6 +53,8 @@ def squares(parts: Sequence[Any]) -> list[Any]:
 
 def group_squares(vector: Any, groups: Sequence[slice]) -> Floats:
     """The squared lengths of parts of a vector that follow each other."""
+    if many_parts.are_many(groups, len(vector)):
+        return many_parts.squares(vector, many_parts.sizes_of(groups))
     with np.errstate(over="ignore"):
         return np.array([float(vector[place] @ vector[place]) for place in groups])
 
@@ -146,6 +151,8 @@ def numbers(values: list[Any]) -> Floats:
 
 def law_sums(vector: Any, groups: Sequence[slice], pairs: Sequence[tuple[slice, slice]]) -> Floats:
     """Sums of absolute values, squares and fourth powers by group; then products of neighbours, and of pairs of parts."""
+    if many_parts.are_many([*groups, *pairs], len(vector)):
+        return many_parts.law_sums(vector, groups, pairs)
     return numbers(list_law_sums(vector, groups, pairs))
 
 
@@ -221,6 +228,11 @@ def squares_added(
     """
     total = np.zeros(len(noise), np.float32) if total is None else total
     rows = np.zeros((2, len(groups))) if wide is None else wide
+    if wide is None and many_parts.are_many(groups, len(noise)):
+        piece = noise * np.repeat(np.asarray(scales, noise.dtype), many_parts.sizes_of(groups))
+        piece *= piece
+        total += piece
+        return total
     for place, scale, relative, absolute in zip(groups, scales, *rows.tolist(), strict=True):
         for start in range(place.start, place.stop, CHUNK):
             here = slice(start, min(start + CHUNK, place.stop))

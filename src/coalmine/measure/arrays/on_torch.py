@@ -12,8 +12,8 @@ import torch
 
 from coalmine.argument_checks import Floats
 from coalmine.canaries.base import usable
-from coalmine.measure.arrays import on_numpy
-from coalmine.measure.arrays.host import is_on_device, numpy_vector
+from coalmine.measure.arrays import many_parts, on_numpy
+from coalmine.measure.arrays.host import host_array, is_on_device, numpy_vector
 
 _ROW = 4096
 
@@ -65,6 +65,8 @@ def lazy_norm(vector: Any) -> Any:
 
 def norms(vector: Any, sizes: Sequence[int]) -> Floats:
     """The norms of consecutive parts of a vector."""
+    if not is_on_device(vector) and many_parts.are_many(sizes, len(vector)):
+        return np.sqrt(many_parts.squares(host_array(vector), sizes))
     parts = vector.detach().split(list(sizes))
     return numpy_vector(torch.stack(_each_norm(parts) if is_on_device(vector) else [lazy_norm(p) for p in parts]))
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from coalmine.verdict.findings.finding import Doubt, Refutation
+from coalmine.verdict.findings.finding import Doubt, Refutation, at_least
 
 CAUSES = "look for rows that see each other, a lost hook, or a clip of something other than a whole row"
 
@@ -13,7 +13,6 @@ class RowAboveClaim(Refutation):
 
     code = "row"
     remedy = CAUSES
-    unit: str
     step: int
     row: int | None = None
     factor: float
@@ -23,15 +22,15 @@ class RowAboveClaim(Refutation):
 
     def sentence(self) -> str:
         return (
-            f"one {self.unit} moves the sum of {_step(self.unit, self.step)} by {self.factor:.3g} clip norms, so the noise "
+            f"one client moves the sum of round {self.step} by {self.factor:.3g} clip norms, so the noise "
             f"counts as 1/{self.factor:.3g} of what is stated there: the run composes to an epsilon of {self.epsilon:.3g}, "
             f"above the claimed {self.claimed_epsilon:.4g}"
         )
 
     def plain(self) -> str:
         return (
-            f"one {self.unit} moves the sum of {_step(self.unit, self.step)} by {self.factor:.3g} clip norms instead of at "
-            f"most 1, which makes ε at least {self.epsilon:.3g}"
+            f"one client moves the sum of round {self.step} by {self.factor:.3g} clip norms instead of at "
+            f"most 1, which makes ε at least {at_least(self.epsilon)}"
         )
 
     def advice(self) -> str:
@@ -45,7 +44,6 @@ class RowMovesTooMuch(Doubt):
     code = "row"
     remedy = CAUSES
     headline = "one row can move the sum by more than the clip norm"
-    unit: str
     step: int
     row: int | None = None
     factor: float
@@ -56,7 +54,7 @@ class RowMovesTooMuch(Doubt):
         return f"nothing refutes the claim, but {self.plain()}"
 
     def plain(self) -> str:
-        text = f"one {self.unit} moves the sum of {_step(self.unit, self.step)} by {self.factor:.4g} clip norms"
+        text = f"one client moves the sum of round {self.step} by {self.factor:.4g} clip norms"
         if self.epsilon_if_every_step is None:
             return text
         return f"{text}; if every step were like that, ε would be {self.epsilon_if_every_step:.3g}"
@@ -72,7 +70,6 @@ class RowMovesOthers(Doubt):
     code = "row"
     remedy = "compute every row by itself, and keep no statistics of rows in the model"
     headline = "one row moves more than its own part of the sum"
-    unit: str
     coupled: float = 0.0  # change of other rows' outputs, relative to the outputs
     leaks: tuple[str, ...] = ()
 
@@ -83,16 +80,12 @@ class RowMovesOthers(Doubt):
         parts = []
         if self.coupled:
             parts.append(
-                f"one {self.unit} moves what the model computes for others, by {self.coupled:.2g} of their outputs' size"
+                f"one client moves what the model computes for others, by {self.coupled:.2g} of their outputs' size"
             )
         if self.leaks:
-            parts.append(f"{', '.join(self.leaks)} moved with one {self.unit}, outside of the noised release")
+            parts.append(f"{', '.join(self.leaks)} moved with one client, outside of the noised release")
         return "; ".join(parts)
 
 
-def _step(unit: str, number: int) -> str:
-    return f"{'step' if unit == 'row' else 'round'} {number}"
-
-
 def _advice(remedy: str) -> str:
-    return f"{remedy[0].upper()}{remedy[1:]}; `coalmine replay` shows the row."
+    return f"{remedy[0].upper()}{remedy[1:]}; `coalmine replay` shows it."
