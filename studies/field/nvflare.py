@@ -21,7 +21,8 @@ PROJECT = Project(
     packages=("nvflare==2.9.0",), where="nvflare/app_common/filters",
     claim="PercentilePrivacy: “largest percentile to share” as privacy; SVTPrivacy: `epsilon` (their docstrings)",
     checks=(
-        Check(name="PercentilePrivacy", make=percentile, expected="not PASS", options=ONE, why="no noise; not established: no ε is claimed"),
+        Check(name="PercentilePrivacy", make=percentile, expected="not PASS", options=ONE,
+              why="no noise; not established: no ε is claimed"),
         Check(name="SVTPrivacy", make=sparse_vector, epsilon=0.1, expected="VIOLATION", options=ONE,
               why="`epsilon` is for the choice of coordinates alone: evidence/nvflare-svt has attacks made for it"),
     ),

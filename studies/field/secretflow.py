@@ -42,6 +42,7 @@ PROJECT = Project(
     claim="layer-wise local differential privacy; σ is that of ε = 28 at δ = e⁻³, in the code alone",
     checks=(
         Check(name="LLDPAggregator.average", make=average, epsilon=28.0, expected="VIOLATION",
-              why="not established, as no ε is documented: four layers get no noise, nothing is clipped", options={"clients": 1, "shapes": [(100,)] * 10}),
+              why="not established, as no ε is documented: four layers get no noise, nothing is clipped",
+              options={"clients": 1, "shapes": [(100,)] * 10}),
     ),
 )  # fmt: skip

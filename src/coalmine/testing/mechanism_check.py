@@ -353,8 +353,8 @@ def _compared(
         if gauge.status != "ok":
             return replace(result, verdict=Verdict(finding=OutsideLimits(**reading_of(gauge))))
     usual = trials.reading(main)
-    if (left := trials.carried_over(usual)) is not None:
-        return replace(result, verdict=Verdict(finding=CarriedOver(share=left)))
+    if (carried := trials.carried_over(usual)) is not None:
+        return replace(result, verdict=Verdict(finding=CarriedOver(share=carried)))
     compared: list[Pattern | ShapedPattern] = [*(other for other in others if not other.weighted), *shaped]
     for each in compared if usual.noise > 0 else ():
         ratio = trials.noise_ratio(each)
