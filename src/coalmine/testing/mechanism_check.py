@@ -36,7 +36,7 @@ from coalmine.testing.call_plan import (
     uneven,
 )
 from coalmine.testing.likely_fault import TrialReading, likely_fault
-from coalmine.testing.release_calls import ROUNDED_NOISE, Progress, ReleaseTrials
+from coalmine.testing.release_calls import ROUNDED_NOISE, Progress, ReleaseTrials, carried_over, make_after
 from coalmine.testing.replayed_calls import ReplayedCalls, replay_calls
 from coalmine.testing.shaped_calls import ShapedPattern, shaped_patterns
 from coalmine.testing.tested_mechanism import Adjacency, Aggregate, Mechanism, checked_mechanism
@@ -173,7 +173,7 @@ def _check(mechanism: Mechanism, seed: bytes, progress: Progress | None) -> tupl
             trials.make(main, trials.count(main))
     if mechanism.noise is None:
         for number in range(AFTER_CALLS):
-            trials.make_after(main, number)
+            make_after(trials, main, number)
         _compare_faint(mechanism, main, trials)
     return _combined(mechanism, [pattern for pattern, _ in patterns], shaped, trials, seed)
 
@@ -353,7 +353,7 @@ def _compared(
         if gauge.status != "ok":
             return replace(result, verdict=Verdict(finding=OutsideLimits(**reading_of(gauge))))
     usual = trials.reading(main)
-    if (carried := trials.carried_over(usual)) is not None:
+    if (carried := carried_over(trials, usual)) is not None:
         return replace(result, verdict=Verdict(finding=CarriedOver(share=carried)))
     compared: list[Pattern | ShapedPattern] = [*(other for other in others if not other.weighted), *shaped]
     for each in compared if usual.noise > 0 else ():

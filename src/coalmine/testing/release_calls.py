@@ -113,24 +113,6 @@ class ReleaseTrials:
         if self._mechanism.noise is None:
             self._note_rest(call)
 
-    def make_after(self, pattern: Pattern, number: int) -> None:
-        """Call the function as usual, and then with short updates in the opposite directions: is the first still there?"""
-        self.make(pattern, number)
-        self._made[pattern.name].pop()
-        self._numbers[pattern.name].pop()
-        units = self._units(number % self._plan.groups)
-        vector = self._released(units * (-SHORT * self._mechanism.clip_norm), number if pattern.weighted else None)
-        everyone = np.arange(len(units))
-        call = Call(vector=vector, group=number % self._plan.groups, tested=everyone, along=units @ vector)
-        self._after.append(call.along / max(math.sqrt(call.variance), TINY))
-
-    def carried_over(self, usual: TrialReading) -> float | None:
-        """The share of a client's contribution that is in the next call's release; None if that may be chance."""
-        scores = np.concatenate(self._after) if self._after else np.zeros(0)
-        if not scores.size or not usual.length > 0 or ndtr(-float(scores.mean()) * math.sqrt(scores.size)) > CERTAIN:
-            return None
-        return float(scores.mean()) * usual.noise / usual.length
-
     def make_shaped(self, pattern: ShapedPattern, number: int) -> None:
         """Call the function once with updates of a special shape."""
         units = pattern.units(self._seed, number)
@@ -428,3 +410,23 @@ class ReleaseTrials:
 def _named(shapes: Shapes) -> list[tuple[str, int]]:
     sizes = [(f"{number} ({'×'.join(map(str, shape))})", math.prod(shape)) for number, shape in enumerate(shapes, 1)]
     return [(name, size) for name, size in sizes if size]
+
+
+def make_after(trials: ReleaseTrials, pattern: Pattern, number: int) -> None:
+    """Call the function as usual, and then with short updates in the opposite directions: is the first still there?"""
+    trials.make(pattern, number)
+    trials._made[pattern.name].pop()
+    trials._numbers[pattern.name].pop()
+    units = trials._units(number % trials._plan.groups)
+    rows = units * (-SHORT * trials._mechanism.clip_norm)
+    vector = trials._released(rows, number if pattern.weighted else None)
+    call = Call(vector=vector, group=0, tested=np.arange(len(units)), along=units @ vector)
+    trials._after.append(call.along / max(math.sqrt(call.variance), TINY))
+
+
+def carried_over(trials: ReleaseTrials, usual: TrialReading) -> float | None:
+    """The share of a client's contribution that is in the next call's release; None if that may be chance."""
+    scores = np.concatenate(trials._after) if trials._after else np.zeros(0)
+    if not scores.size or not usual.length > 0 or ndtr(-float(scores.mean()) * math.sqrt(scores.size)) > CERTAIN:
+        return None
+    return float(scores.mean()) * usual.noise / usual.length
