@@ -224,9 +224,13 @@ def test_a_learning_rate_of_zero_is_a_skipped_round(deferred, layers):
     own.flush()
     assert [item.number for item in own.log.rounds() if not item.skipped] == [1, 3]
     assert own.result().skipped == 1
-    with pytest.raises(ValueError, match="clip_norm must be above 0, got 0"):
+
+    def release_without_clip_norm():
         own.observe_round(4, np.ones(100), present=[1], clip_norm=0.0)
         own.flush()
+
+    with pytest.raises(ValueError, match="clip_norm must be above 0, got 0"):
+        release_without_clip_norm()
     assert own.last_round == 3
 
 
