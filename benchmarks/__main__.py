@@ -10,6 +10,7 @@ BENCHMARKS = [
     "jax_canaries",
     "jax_privacy_step",
     "opacus_small",
+    "trainer_step",
     "engine",
     "ranks",
     "text",

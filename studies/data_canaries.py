@@ -235,7 +235,8 @@ def _leak_of_images(row: str, seed: int, *, noise: float, claim: float | None, c
     inputs, targets = (torch.tensor(part, device=device()) for part in canaries.insert((images, labels)))
     model, batch = cnn(seed).to(device()), int(RATE * len(inputs))
     optimizer = torch.optim.Adam(model.parameters(), 2e-3)
-    for _ in range(epochs):
+    for epoch in range(epochs):
+        optimizer.param_groups[0]["lr"] = 2e-3 * (1 - epoch / epochs)
         for picked in torch.randperm(len(inputs), device=inputs.device).split(batch):
             optimizer.zero_grad()
             torch.nn.functional.cross_entropy(model(inputs[picked]), targets[picked]).backward()

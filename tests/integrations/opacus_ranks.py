@@ -36,8 +36,9 @@ SPARED = -3  # index from the end: the bias of `narrow`
 class Transformer(nn.Module):
     """Embeddings, one encoder block and a head. Two ranks cannot split all tensors evenly, and of three one gets none."""
 
-    def __init__(self):
+    def __init__(self, *, coupled=False):
         super().__init__()
+        self.coupled = coupled  # each row sees the mean of its process's batch
         self.words, self.places = nn.Embedding(WORDS, WIDTH), nn.Embedding(LENGTH, WIDTH)
         self.before, self.after = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
         self.query, self.key, self.value, self.out = (nn.Linear(WIDTH, WIDTH) for _ in range(4))
@@ -51,7 +52,8 @@ class Transformer(nn.Module):
         attention = torch.softmax(self.query(here) @ self.key(here).transpose(1, 2) / WIDTH**0.5, dim=-1)
         inside = inside + self.out(attention @ self.value(here))
         inside = inside + self.narrow(torch.relu(self.wide(self.after(inside))))
-        return self.head(inside.mean(dim=1))
+        pooled = inside.mean(dim=1)
+        return self.head(pooled - pooled.mean(dim=0) if self.coupled else pooled)
 
 
 def make(
@@ -65,6 +67,7 @@ def make(
     same_rows=False,
     same_seed=False,
     workers=0,
+    coupled=False,
     **more,
 ):
     """Model, optimizer, loss, loader and engine. Batches have `batch` rows in total over all ranks."""
@@ -72,7 +75,7 @@ def make(
     labels = torch.randint(0, CLASSES, (rows,))
     words = torch.randint(0, WORDS, (rows, LENGTH))
     words[:, :4] = labels[:, None]  # learnable
-    net = Transformer()
+    net = Transformer(coupled=coupled)
     torch.manual_seed(100 if same_seed else 100 + rank)
     model = FSDP2Wrapper(net) if mode == "fsdp2" else DifferentiallyPrivateDistributedDataParallel(net)
     data = TensorDataset(words, labels)

@@ -72,6 +72,19 @@ def read(folder, scenarios, *, size=2):
     return {name: list(each) for name, each in zip(scenarios, zip(*found, strict=True), strict=True)}
 
 
+def test_each_rank_replays_rows_of_its_own(tmp_path):
+    """Two real processes with gloo: four rows each, honest at one clip norm; rows that see each other are named."""
+    settings = {"mode": "hooks", "steps": 2, "canaries": 30, "rows": 60, "batch": 60, "through_clip": False}
+    scenarios = {"honest": ("train", settings), "coupled": ("train", settings | {"coupled": True})}
+    found = run(tmp_path, scenarios)
+    status, detail = found["honest"][0]["coverage"]["rows"]
+    assert status == "checked"
+    assert detail.startswith("8 real clients in 1 round, at most 1.000 clip norms")
+    status, detail = found["coupled"][0]["coverage"]["rows"]
+    assert status == "failed"
+    assert "one client moves the outputs of others" in detail
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """The folder of the quick scenarios. In the last one, a process is killed in the middle of round 3."""

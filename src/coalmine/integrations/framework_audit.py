@@ -99,6 +99,11 @@ class FrameworkAudit(ABC):
             self._records = WatchedRecords(self._data_canaries, self.core, model)
             self.recorder.after_round = self._records.after_round
 
+    def note_replayed(self, steps: Sequence[ReplayedStep]) -> None:
+        """Let the result cover steps that the integration replayed by itself, besides those that were replayed by hand."""
+        known = {id(step) for step in self._replayed}
+        self._replayed += [step for step in steps if id(step) not in known]
+
     def read_claim_as(self, accounted: Claim | None) -> None:
         """Let `on_violation` read a claim that is a bare number as this accounting."""
         if accounted is not None and self.core.claim is not None and self.core.claim.bare:

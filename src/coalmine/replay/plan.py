@@ -20,15 +20,16 @@ class ReplayPlan:
     rows: int
 
     @classmethod
-    def of(cls, planned: int | None, key: bytes) -> "ReplayPlan":
+    def of(cls, planned: int | None, key: bytes, *, share: float = SHARE, later: int = LATER) -> "ReplayPlan":
         """The plan of a run with this many steps; None if their number is not known.
 
-        Replays take at most 1 % of the steps' passes, but at least 4 rows of the first step are tried.
+        Replays take at most this share of the steps' passes, but at least 4 rows of the first step are tried. If the number
+        of steps is not known, a step is drawn from `later` to twice as far, and so on.
         """
         if planned is None:
-            later = [(LATER << power, LATER << power) for power in range(STEPS - 1)]
-            return cls((1, *(start + _drawn(key, start, size) for start, size in later)), FEWEST_ROWS)
-        budget = int(SHARE * planned)
+            later_steps = [(later << power, later << power) for power in range(STEPS - 1)]
+            return cls((1, *(start + _drawn(key, start, size) for start, size in later_steps)), FEWEST_ROWS)
+        budget = int(share * planned)
         steps = max(min(budget // (ROWS + OF_A_STEP), STEPS, planned), 1)
         rows = min(max(budget // steps - OF_A_STEP, FEWEST_ROWS), ROWS)
         if steps == 1:

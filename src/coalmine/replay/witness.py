@@ -1,5 +1,9 @@
 """What a replay showed, as the result of a run keeps it: the witness of a step."""
 
+from typing import Any
+
+from msgspec import ValidationError, convert
+
 from coalmine.replay.outcome import Replay
 from coalmine.verdict.replayed_rows import MOST_KEPT, ReplayedStep
 
@@ -31,6 +35,14 @@ def witness(step: int, outcome: Replay, *, precision: float = 0.0) -> ReplayedSt
         coupled=outcome.coupled,
         leaks=tuple(outcome.leaks),
     )
+
+
+def read_step(values: Any) -> ReplayedStep | None:
+    """A step from a line of metrics; None if there is none."""
+    try:
+        return None if values is None else convert(values, ReplayedStep)
+    except ValidationError:
+        return None
 
 
 def unshown(step: int, problem: str) -> ReplayedStep:

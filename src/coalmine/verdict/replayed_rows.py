@@ -110,7 +110,7 @@ class ReplayedRows:
         if worst is None:
             return f"{self.problem}: {UNTESTED}"
         count = sum(step.rows for step in self.shown)
-        steps = count_of(len(self.shown), "round")
+        steps = count_of(len({step.step for step in self.shown}), "round")  # several ranks replay the same one
         text = f"{count_of(count, 'real client')} in {steps}, at most {worst.factor:.3f} clip norms"
         if self.coupled:
             text += f"; one client moves the outputs of others, by {self.coupled:.2g} of their size"

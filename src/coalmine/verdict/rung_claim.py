@@ -56,6 +56,7 @@ SCAN_LEVEL = levels.SCAN_LEVEL
 BOUND_CONFIDENCE = 1 - BOUND_LEVEL / 5  # on each of five rungs
 POWER = 0.9
 KNOWN = ("known-round", "known-others")
+TWO_SAMPLES = "two-sample"  # no rung of an audit: scores against unobserved ones, each canary independent
 MIN_DETECTION_STDS = 2.0  # by which the mean score must lie above 0
 CERTAIN_DETECTION_STDS = 4.0  # canaries with this expected mean score cannot be missed if the claim is exact
 LARGEST_SEARCHED_FACTOR, SEARCH_STEP = 16.0, 1.25  # of the search for the noise at twice the claim
@@ -200,7 +201,8 @@ def _bound_above(groups: list[Scores], context: ClaimContext) -> BoundAboveClaim
         if min(scores.observed.size, compared) < FEWEST:
             continue
         null = scores.unobserved if scores.bound_null is None else scores.bound_null
-        bound = bound_of(scores.bounded, null=null, delta=context.delta, confidence=confidence)
+        method = "ranks" if scores.rung == TWO_SAMPLES else "simultaneous"
+        bound = bound_of(scores.bounded, null=null, delta=context.delta, confidence=confidence, method=method)
         claimed = context.epsilon(scores.presentations, scores.largest_strength)
         if bound > claimed:
             return BoundAboveClaim(

@@ -18,7 +18,7 @@ from coalmine.verdict.claim import Claim
 from coalmine.verdict.claim_context import RunFacts
 from coalmine.verdict.findings.power import NoClosedForm, PossiblyHidden
 from coalmine.verdict.mechanism_claim import judge
-from coalmine.verdict.rung_claim import BOUND_CONFIDENCE
+from coalmine.verdict.rung_claim import BOUND_CONFIDENCE, TWO_SAMPLES
 from coalmine.verdict.verdict import Verdict
 
 SMALLEST, LARGEST = 1e-60, 1e60  # limits of stds and scores: squares of their ratios do not overflow
@@ -149,8 +149,8 @@ def judge_scores(
     """
     run = RunFacts(delta=delta, planned=1, presentations=1, vouched=known_others)
     if isinstance(canaries.null, np.ndarray):
-        scores = Scores(rung="two-sample", observed=canaries.observed, unobserved=canaries.null)
-        verdict = judge(claim, [scores], [], run)[1]["two-sample"]
+        scores = Scores(rung=TWO_SAMPLES, observed=canaries.observed, unobserved=canaries.null)
+        verdict = judge(claim, [scores], [], run)[1][TWO_SAMPLES]
         return verdict if verdict.outcome == "VIOLATION" else _undecided(canaries, claim, delta)
     rung = "known-others" if known_others else "known-round"
     unit: CosineNull | Gaussian = Gaussian(0.0, 1.0)
@@ -170,7 +170,11 @@ def judge_scores(
 
 def _undecided(canaries: ScoredCanaries, claim: Claim, delta: float) -> Verdict:
     highest = lower_bound_ceiling(
-        canaries.observed.size, unobserved=_unobserved(canaries.null), delta=delta, confidence=BOUND_CONFIDENCE
+        canaries.observed.size,
+        unobserved=_unobserved(canaries.null),
+        delta=delta,
+        confidence=BOUND_CONFIDENCE,
+        method="ranks",
     )
     ceiling = None if highest > claim.epsilon else highest
     return Verdict(finding=NoClosedForm(confidence=BOUND_CONFIDENCE, ceiling=ceiling))

@@ -4,6 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
+from scipy.optimize import linprog
 from scipy.stats import binom
 
 from coalmine.estimators.literature.guesses import Games, coin_games
@@ -38,13 +39,49 @@ def test_a_leak_of_everything_with_probability_delta_refutes_nothing():
     assert any_law_epsilon(one_game(500, 0, 1000), delta=0.001, confidence=0.95) > 3
 
 
-def test_the_bound_is_valid_for_the_worst_small_mechanism():
-    """All mechanisms that answer right about both coins, one or none: no such answer beats the bound more than 5 %."""
-    epsilon, delta, total = 1.0, 0.01, 2
-    bounds = [any_law_epsilon(one_game(total, wrong, total), delta=delta, confidence=0.6) for wrong in range(3)]
-    rate = (np.exp(epsilon) + delta) / (1 + np.exp(epsilon))  # of a right guess about one coin
-    laws = {wrong: binom.pmf(wrong, total, 1 - rate) for wrong in range(3)}
-    assert sum(share for wrong, share in laws.items() if bounds[wrong] > epsilon) <= 0.4
+def luckiest(epsilon, delta, canaries, guesses, mistakes):
+    """The largest probability of so few mistakes, over all (epsilon, delta) mechanisms and auditors: a linear program.
+
+    The output says what is guessed of each canary: in, out, or nothing for all but so many. Slack variables hold the
+    excess of each output's probability over e^epsilon times that under a neighbour.
+    """
+    coins = list(itertools.product((0, 1), repeat=canaries))
+    outputs = [out for out in itertools.product((0, 1, None), repeat=canaries) if guesses == canaries - out.count(None)]
+    place = {key: number for number, key in enumerate(itertools.product(coins, outputs))}
+    pairs = [(b, (*b[:i], 1 - b[i], *b[i + 1 :])) for b in coins for i in range(canaries)]
+    slack = {key: len(place) + number for number, key in enumerate(itertools.product(range(len(pairs)), outputs))}
+    size = len(place) + len(slack)
+    above, limits = [], []
+    for number, (one, other) in enumerate(pairs):
+        for out in outputs:
+            row = np.zeros(size)
+            row[place[one, out]], row[place[other, out]], row[slack[number, out]] = 1, -np.exp(epsilon), -1
+            above.append(row)
+            limits.append(0.0)
+        row = np.zeros(size)
+        row[[slack[number, out] for out in outputs]] = 1
+        above.append(row)
+        limits.append(delta)
+    sums = np.zeros((len(coins), size))
+    gain = np.zeros(size)
+    for (b, out), at in place.items():
+        sums[coins.index(b), at] = 1
+        wrong = sum(guess is not None and guess != coin for guess, coin in zip(out, b, strict=True))
+        gain[at] = -(wrong <= mistakes) / len(coins)
+    return -linprog(gain, above, limits, sums, np.ones(len(coins))).fun
+
+
+@pytest.mark.parametrize(("canaries", "guesses"), [(2, 2), (3, 3), (3, 2), (2, 1)])
+@pytest.mark.parametrize("delta", [1e-9, 0.02, 0.1])
+@pytest.mark.parametrize("mistakes", [0, 1])
+def test_no_small_mechanism_is_luckier_than_the_bound_allows(canaries, guesses, delta, mistakes):
+    """Every mechanism with an epsilon below the bound makes so few mistakes with less than the failing probability."""
+    failing = 0.35 if mistakes == 0 else 0.75
+    bound = any_law_epsilon(one_game(guesses, mistakes, canaries), delta=delta, confidence=1 - failing)
+    if bound > 1e-6:
+        assert luckiest(bound * 0.999, delta, canaries, guesses, mistakes) <= failing + 1e-6
+    tightest = any_law_epsilon(one_game(2, 0, 2), delta=1e-9, confidence=0.5)
+    assert luckiest(tightest, 1e-9, 2, 2, 0) == pytest.approx(0.5, abs=1e-4)
 
 
 def test_guesses_do_not_depend_on_the_coins():

@@ -185,6 +185,7 @@ class AuditedStrategy(Strategy):
         self.ledger.add_round(sent, averaged, found.good)
         grown = growth(self.wrapped, found.good, extra)
         kept = Fraction(len(found.good), len(found.good) + found.lost) if found.good else Fraction(1)
+        replayed = self.audit.replays.take(server_round, sent, averaged.replies, averaged.largest_share)
         arrays, metrics = self.wrapped.aggregate(server_round, [*found.good, *found.failed, *extra], grown * kept)
         noise, divisor = self.wrapped.noise_multiplier, float(len(found.good) * grown)
         released = arrays is not None
@@ -204,6 +205,7 @@ class AuditedStrategy(Strategy):
             participants=len(averaged.replies) if released else None,
             clients=len(averaged.replies) - len(canaries),
             **self.ledger.metrics(averaged, found),
+            **replayed,
             lost_canaries=0 if released else len(canaries),
             clip_norm=sent.clip_norm,
         )

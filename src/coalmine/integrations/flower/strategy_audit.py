@@ -12,6 +12,7 @@ from coalmine.integrations.flower.exposures import participations_item, whole_ru
 from coalmine.integrations.flower.ledger import NodeLedger
 from coalmine.integrations.flower.model_audit import ModelAudit, if_known
 from coalmine.integrations.flower.modes import NO_CANARY, CanaryClients, CanarySource, Mode
+from coalmine.integrations.flower.replayed import ReplayedAggregates
 from coalmine.integrations.flower.replies import describe_dropped
 from coalmine.integrations.flower.scope import (
     SAMPLER,
@@ -52,6 +53,7 @@ class StrategyAudit(ModelAudit):
         self.warnings = WarningLog()
         self.ledger = NodeLedger(wrapped, self.warnings)
         self.views = Views()
+        self.replays = ReplayedAggregates(wrapped, core.schedule.key)
         privacy = {"clip_norm": wrapped.clip_norm} | if_known("noise_multiplier", wrapped.noise_multiplier)
         super().__init__(core, privacy=privacy, canaries={"mode": mode, "scale": scale}, strategy=wrapped.names)
 
@@ -74,8 +76,10 @@ class StrategyAudit(ModelAudit):
         super().begin(initial, planned)
         for text in self.layout.warnings:
             self.warnings.add(text)
-        if self.directory is not None and self.last_round:
-            self.ledger.restore_rounds(self.directory.read_metrics())
+        lines = self.directory.read_metrics() if self.directory is not None and self.last_round else []
+        if lines:
+            self.ledger.restore_rounds(lines)
+        self.replays.begin(planned, lines)
 
     def resume(self, initial: ArrayRecord) -> tuple[int, ArrayRecord]:
         """The number of finished rounds and the model after them. The audit rewinds to that round."""
@@ -125,6 +129,7 @@ class StrategyAudit(ModelAudit):
         if not self.has_begun:
             raise ValueError("there is nothing to finish: call start() first")
         self._warn_of_rounds()
+        self.note_replayed(self.replays.steps)
         noise, seen = self.wrapped.noise_multiplier, self.ledger.exposures
         late = read_claim(claim, self.settings.delta)
         completed = whole_run_claim(self.claim or late, self.core, seen)
@@ -163,6 +168,7 @@ class StrategyAudit(ModelAudit):
             others_item(self.others_left_out),
             tensors,
             times,
+            self.replays.item,
             SAMPLER,
         )
         return [item for item in items if item is not None]

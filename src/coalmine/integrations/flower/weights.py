@@ -54,6 +54,11 @@ class Averaged:
         return float(np.mean(self.canary_weights)) / sum(self.weights)
 
     @property
+    def largest_share(self) -> float:
+        """The share of the average that a reply of the largest weight has; 0 without replies."""
+        return max(self.weights, default=0.0) / max(sum(self.weights), 1e-300)
+
+    @property
     def differ(self) -> bool:
         """Whether replies have different weights."""
         return len(set(self.weights)) > 1

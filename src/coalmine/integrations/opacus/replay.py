@@ -10,7 +10,6 @@ from contextlib import ExitStack
 from typing import Any
 
 import torch
-from msgspec import ValidationError, convert
 from opacus.optimizers import DPOptimizer, DPOptimizerFastGradientClipping
 
 from coalmine.argument_checks import Floats, one_line, short_repr
@@ -24,7 +23,7 @@ from coalmine.replay.plan import ReplayPlan, rows_of
 from coalmine.replay.randomness import Draws, Randomness
 from coalmine.replay.state import OF_TORCH, Attributes, Remembered
 from coalmine.replay.step import Comparison, Run
-from coalmine.replay.witness import unshown, witness
+from coalmine.replay.witness import read_step, unshown, witness
 from coalmine.verdict.coverage import AuditedItem
 from coalmine.verdict.replayed_rows import UNTESTED, ReplayedRows, ReplayedStep
 
@@ -75,7 +74,7 @@ class Replays:
         self._loss = replay if callable(replay) else None
         self.plan = ReplayPlan.of(planned, key)
         self._obstacle = _obstacle(optimizer, model, gradients, replay)
-        self.steps = [step for line in earlier if (step := _read(line.get("replayed"))) is not None]
+        self.steps = [step for line in earlier if (step := read_step(line.get("replayed"))) is not None]
         self.passes = sum(line["replay_passes"] for line in earlier if isinstance(line.get("replay_passes"), int))
         self._done = max((step.step for step in self.steps), default=0)
         self._capture = None if self._obstacle else Capture(model)
@@ -154,7 +153,7 @@ class Replays:
         """What the replays of all ranks showed; call it on every rank."""
         own = {"steps": [step.to_dict() for step in self.steps], "passes": self.passes}
         everywhere = ranks.gather(lambda: own)
-        steps = [step for each in everywhere for values in each["steps"] if (step := _read(values)) is not None]
+        steps = [step for each in everywhere for values in each["steps"] if (step := read_step(values)) is not None]
         if self._obstacle is not None and not steps:
             return AuditedItem("rows", "not checked", f"{self._obstacle}: {UNTESTED}")
         replayed = ReplayedRows(
@@ -339,14 +338,6 @@ class _LossRunner(_Runner):
                 last = by_row(p.grad_sample[-1] if several else p.grad_sample, kept)
                 p.grad_sample = [*p.grad_sample[:-1], last] if several else last
         return _output_rows(seen[:1], self._count)  # the loss shows what the others do
-
-
-def _read(values: Any) -> ReplayedStep | None:
-    """A step from a line of metrics; None if there is none."""
-    try:
-        return None if values is None else convert(values, ReplayedStep)
-    except ValidationError:
-        return None
 
 
 def _obstacle(optimizer: DPOptimizer, model: Any, gradients: OneProcess, replay: Any) -> str | None:
