@@ -199,6 +199,7 @@ def tables() -> dict[str, str]:
         "H200": gpu_table(),
         "CPU": cpu_table(),
         "growth": growth_table(),
+        "steps": steps_table(),
         "ranks": ranks_table(),
         "federation": federation_table(),
         "computed": computed_table(),
@@ -257,13 +258,21 @@ def cpu_table() -> str:
 
 def growth_table() -> str:
     """What benchmarks/round_costs.py measured: milliseconds by size, their floor, and the exponent of a power law."""
-    rows = []
-    for name, what in GROWING.items():
-        rows += [_growth_row(what, json.loads((RESULTS / "round_costs.json").read_text())[name])]
-    rows.append(
-        _growth_row("coordinates, H200", json.loads((RESULTS / "round_costs_cuda.json").read_text())["coordinates"])
-    )
+    figures = json.loads((RESULTS / "round_costs.json").read_text())
+    rows = [_growth_row(what, figures[name]) for name, what in GROWING.items()]
     return _markdown(["what grows", "from … to", "ms", "floor, ms", "exponent"], rows)
+
+
+def steps_table() -> str:
+    """What benchmarks/opacus_small.py measured."""
+    rows = []
+    for row in json.loads((RESULTS / "opacus_small.json").read_text()):
+        more = [row["mode"]] * (row["mode"] != "hooks") + ["split batches"] * (row["physical"] is not None)
+        more += ["all through the clip"] * row["all_through_clip"]
+        name = ", ".join([row["model"], f"{row['canaries']:,} canaries", *more])
+        times = [_milliseconds(1e3 * row[kind]) for kind in ("plain_wall", "audited_wall")]
+        rows.append([name, *times, f"{row['share_wall']:.0%}", f"{row['finish']['wall']:.1f}"])
+    return _markdown(["training", "step, ms", "audited, ms", "more", "`finish`, s"], rows)
 
 
 def _growth_row(what: str, points: list[dict[str, float]]) -> list[str]:
