@@ -11,7 +11,6 @@ from matplotlib.figure import Figure
 
 import coalmine
 from coalmine.estimators.planning import plan_audit
-from coalmine.evidence.views import views
 from coalmine.report import Run, plots, read_run
 from coalmine.report.figures import overlay, presentation_bars
 from coalmine.report.svg import STYLE
@@ -50,9 +49,9 @@ def audited_run(
 
 def save(name: str, ax: Axes, out: Path, *, legend: bool = True) -> None:
     """One picture as a small PNG."""
-    if legend:
-        ax.legend(fontsize=8)
     assert isinstance(ax.figure, Figure)
+    if legend:  # below the plot, where it covers nothing
+        ax.figure.legend(fontsize=8, loc="outside lower center", ncols=4)
     ax.figure.savefig(out / f"{name}.png", dpi=90, metadata={"Software": None})
 
 
@@ -111,8 +110,7 @@ def make_gallery(out: Path) -> None:
         save("quantiles", plots.quantiles(new_axes(), known.observed, last), out, legend=False)
         analytical = honest.result.analytical_epsilon
         save("roc", plots.roc(new_axes(4.2), honest.scores, epsilon=analytical, delta=DELTA), out)
-        assert honest.rounds is not None
-        seen = list(views(honest.rounds.as_log, honest.result.settings, residual=True))
+        seen = honest.views
         save("rounds", plots.rounds(new_axes(), seen, canary=int(seen[4].present[0])), out)
         save("training", plots.training(new_axes(), honest.estimates, analytical=analytical), out)
         save("noise", plots.noise(new_axes(), [(run.noise_multiplier or 0.0, run.result) for run in grouped]), out)

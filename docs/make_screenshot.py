@@ -1,7 +1,7 @@
 """The picture in docs/tutorial/first-audit.md: the top of the report of the tutorial's first run, as Chromium shows it.
 
-coalmine run --claim analytical --out runs/first
-python -m docs.make_screenshot runs/first
+coalmine run --out runs/honest
+python -m docs.make_screenshot runs/honest
 """
 
 import shutil
@@ -21,7 +21,7 @@ def main(run: Path) -> None:
         raise SystemExit("a screenshot needs Chromium (Debian: apt-get install chromium)")
     page = run / "report.html"
     if not page.exists():
-        raise SystemExit(f"{page} must exist: run `coalmine run --claim analytical --out {run}` first")
+        raise SystemExit(f"{page} must exist: run `coalmine run --out {run}` first")
     with tempfile.TemporaryDirectory() as profile:
         place = (f"--user-data-dir={profile}", f"--screenshot={PICTURE.absolute()}")
         subprocess.run([program, *FLAGS, *place, page.absolute().as_uri()], check=True, capture_output=True)

@@ -8,10 +8,10 @@ studies/out. The study fails if an example does not run, or if a second run in t
 - pfl adds noise with multiplier 1 in five rounds. Its audit must end in PASS, its intervals must cover the mechanism's
   epsilon, and each tensor must have a noise gauge.
 - NVFlare neither clips nor adds noise. Each of ten canaries must have the cosine 1/√10 with their sum.
-- The tests of pfl's mechanisms and of NVFlare's filters, and the examples of docs/how-to/testing-frameworks.md,
-  must pass.
+- The tests of pfl's mechanisms and of NVFlare's filters, the tests that an audit changes no other user's part of a round,
+  and the examples of docs/how-to/testing-frameworks.md must pass.
 - Flower's newer release is installed without its requirements, which contradict those of the rest, and runs on the
-  packages of this environment. The tests of claims in Flower must pass with it.
+  packages of this environment. The tests of claims in Flower, and of its accountant, must pass with it.
 """
 
 import argparse
@@ -62,8 +62,9 @@ def try_example(name: str) -> dict[str, Any]:
 
 
 def run_tests(name: str) -> bool:
-    """Whether the tests of `coalmine.testing` for this framework pass in its environment."""
+    """Whether the tests that need this framework pass in its environment."""
     tests = [f"tests/testing/test_{name}_release.py", "tests/testing/test_framework_docs.py"]
+    tests.append(f"tests/integrations/test_{name}_unharmed.py")
     options = ["-q", "-p", "no:cacheprovider", "-k", name]
     return subprocess.run([environment(name), "-m", "pytest", *options, *tests], check=False, cwd=ROOT).returncode == 0
 
@@ -75,10 +76,13 @@ def next_flower_passes() -> bool:
         install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", home, NEXT_FLOWER]
         subprocess.run(install, check=True)
     path = os.pathsep.join([str(home), os.environ.get("PYTHONPATH", "")])
-    tests = ["-q", "-p", "no:cacheprovider", "tests/integrations/test_flower_participations.py"]
-    no_skips = {"PYTHONPATH": path, "COALMINE_FORBID_SKIPS": "1"}
-    done = subprocess.run([sys.executable, "-m", "pytest", *tests], check=False, cwd=ROOT, env=os.environ | no_skips)
-    return done.returncode == 0
+    no_skips = os.environ | {"PYTHONPATH": path, "COALMINE_FORBID_SKIPS": "1"}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    wanted = [["tests/integrations/test_flower_participations.py"]]
+    wanted.append(["tests/integrations/test_flower_coverage.py", "-k", "accountant"])
+    return all(
+        subprocess.run([*command, *tests], check=False, cwd=ROOT, env=no_skips).returncode == 0 for tests in wanted
+    )
 
 
 def failures(name: str, result: dict[str, Any]) -> list[str]:
@@ -115,7 +119,7 @@ def main() -> int:
             read = {rung: found["epsilon"] for rung, found in result["adversaries"].items()}
             print(f"{name}: {result['rounds']} rounds, verdict {result['verdict']}, {read}", flush=True)
             bad += [f"{name}: {text}" for text in failures(name, result)]
-            bad += [] if run_tests(name) else [f"{name}: its tests of coalmine.testing fail"]
+            bad += [] if run_tests(name) else [f"{name}: its tests fail"]
         except (subprocess.CalledProcessError, OSError, KeyError) as error:
             bad.append(f"{name}: failed ({error!r})")
     bad += [] if next_flower_passes() else [f"{NEXT_FLOWER}: the tests of claims in Flower fail"]

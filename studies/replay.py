@@ -194,7 +194,7 @@ def table() -> tuple[str, list[str]]:
 
 
 def costs() -> str:
-    """The time of a replayed step over that of a plain one, by the number of rows."""
+    """The forward and backward passes that replays really took, for several numbers of planned steps."""
     import torch
     from opacus import PrivacyEngine
     from torch import nn

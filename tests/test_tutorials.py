@@ -12,9 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from coalmine import Claim, Poisson
+
 ROOT = Path(__file__).parents[1]
 TUTORIALS = ROOT / "docs" / "tutorial"
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", flags=re.MULTILINE | re.DOTALL)
+HOW_TO = ROOT / "docs" / "how-to"
 NEEDS = {
     "first-audit": ("torch", "sklearn", "matplotlib"),
     "privacy-test": (),
@@ -23,7 +26,7 @@ NEEDS = {
 }
 
 
-def follow(name, folder):
+def follow(name, folder, pages=TUTORIALS):
     """Do what a page says, step by step: write its files, run its commands, compare their output with the page's."""
     places = [str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]
     environment = os.environ | {
@@ -34,7 +37,7 @@ def follow(name, folder):
     }
     shutil.copytree(ROOT / "examples", folder / "examples")
     printed, commands = None, 0
-    for language, content in FENCE.findall((TUTORIALS / f"{name}.md").read_text()):
+    for language, content in FENCE.findall((pages / f"{name}.md").read_text()):
         if language == "python" and (file := re.match(r"# (\w+\.py)\n", content)):
             (folder / file[1]).write_text(content.replace("default_rng()", "default_rng(1)"))
         elif language == "bash":
@@ -66,6 +69,30 @@ def test_output_must_be_as_shown():
 @pytest.mark.full
 def test_the_unit_test_of_the_tutorial_passes_and_fails_as_shown(tmp_path):
     assert follow("privacy-test", tmp_path) == 3
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", ["statement"])
+def test_every_printout_of_a_guide_is_what_its_commands_print(name, tmp_path):
+    pytest.importorskip("torch")
+    assert follow(name, tmp_path, HOW_TO) == 2
+
+
+@pytest.mark.full
+def test_the_printouts_of_the_installation_are_those_of_its_commands():
+    page = (TUTORIALS / "install.md").read_text()
+    command = re.search(r"^    (coalmine epsilon .*)$", page, flags=re.MULTILINE)[1]
+    table = re.search(r"^    (Gaussian mechanism,.*?┘)$", page, flags=re.MULTILINE | re.DOTALL)[1]
+    program = "import sys; from coalmine.cli import main; main.main(sys.argv[1:])"
+    done = subprocess.run([sys.executable, "-c", program, *command.split()[1:]], text=True, capture_output=True)
+    assert matches(table, done.stdout)
+
+
+def test_the_guides_show_a_claim_as_a_result_prints_it():
+    sentence = Claim(3.0, unit="row", sampling=Poisson(0.1, rounds=60)).sentence(1e-5)
+    assert f"    {sentence}\n" in (ROOT / "docs" / "explanation" / "verdicts.md").read_text()
+    shown = re.search(r"^    (claimed epsilon .*)\(…\)$", (HOW_TO / "opacus.md").read_text(), flags=re.MULTILINE)[1]
+    assert sentence.startswith(shown)
 
 
 @pytest.mark.slow

@@ -165,6 +165,20 @@ def hint_of(name: str, known: Iterable[str]) -> str:
     return "" if meant is None else f": here it is {meant}"
 
 
+class _Arguments(tuple[Any, ...]):
+    """Arguments that print as nothing: one may be a secret."""
+
+    def __repr__(self) -> str:
+        return "…"
+
+
+class _Keywords(dict[str, Any]):
+    """Keywords that print as nothing."""
+
+    def __repr__(self) -> str:
+        return "…"
+
+
 def names_neighbours(call: AnyCallable) -> AnyCallable:
     """Decorate a function or a class: an unknown keyword that other libraries have is an error that names the one here."""
     if isinstance(call, type):
@@ -174,6 +188,7 @@ def names_neighbours(call: AnyCallable) -> AnyCallable:
 
     @wraps(call)
     def checked(*arguments: Any, **keywords: Any) -> Any:
+        arguments, keywords = _Arguments(arguments), _Keywords(keywords)  # a traceback may show this frame
         for name in keywords.keys() - known.keys():
             if hint := hint_of(name, known):
                 raise TypeError(f"{call.__qualname__.removesuffix('.__init__')}() has no {name!r}{hint}")

@@ -95,7 +95,7 @@ class Lopsided(FedAvg):
 @pytest.mark.parametrize("inner", [FedMedian, FedAdam, Lopsided])
 def test_what_stands_inside_of_the_noise_is_measured(inner):
     """The noise is sized for a mean of clipped updates: a median, a server's Adam and a double reply move further."""
-    _, item = rows_item(trained(server_side(COUNT, inner=inner(fraction_evaluate=0.0))))
+    _, item = rows_item(trained(server_side(COUNT, inner=inner(fraction_evaluate=0.0)), replay=True))
     assert item.status == "failed"
     assert item.replayed.worst.factor > 1.05
 
@@ -114,6 +114,24 @@ def test_noise_that_does_not_come_last_cannot_be_replayed():
     _, item = rows_item(trained(fedavg(), clip_norm=1.0, norm=0.5))
     assert item.status == "not checked"
     assert item.detail.startswith("no DifferentialPrivacy… wrapper is outermost")
+
+
+@pytest.mark.parametrize(("replay", "reason"), [(None, "a strategy of your own"), (False, "replay=False")])
+def test_a_strategy_of_one_s_own_is_not_repeated_unasked(replay, reason):
+    """Its aggregation may save files or call others."""
+
+    class Saving(FedAvg):
+        saved = 0
+
+        def aggregate_train(self, server_round, replies):
+            Saving.saved += 1
+            return super().aggregate_train(server_round, replies)
+
+    audited = trained(server_side(COUNT, inner=Saving(fraction_evaluate=0.0)), replay=replay)
+    assert Saving.saved == 3
+    _, item = rows_item(audited)
+    assert item.status == "not checked"
+    assert item.detail.startswith(reason)
 
 
 @full

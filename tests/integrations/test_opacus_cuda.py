@@ -92,3 +92,67 @@ def test_parameters_without_a_gradient_are_named_although_nothing_waits_for_the_
         UserWarning, match="received noise although their gradient was 0 in every step: 0.weight, 0.bias"
     ):
         optimizer.audit.finish()
+
+
+class Middle(torch.nn.Module):
+    """Dropout, whose masks come from the GPU's generator; rows see each other if `coupled`."""
+
+    def __init__(self, net, *, coupled):
+        super().__init__()
+        self.net, self.coupled = net, coupled
+
+    def forward(self, x):
+        kept = torch.nn.functional.dropout(x, 0.3, self.training)
+        return self.net(kept - kept.mean(0, keepdim=True) if self.coupled else kept)
+
+
+def replayed(*, coupled, autocast=False, mode="hooks", **settings):
+    from opacus import PrivacyEngine
+    from torch.utils.data import DataLoader, TensorDataset
+
+    torch.manual_seed(7)
+    torch.cuda.manual_seed_all(7)
+    body = torch.nn.Sequential(torch.nn.Linear(30, 60), torch.nn.ReLU(), torch.nn.Linear(60, 5))
+    net = Middle(body, coupled=coupled).cuda()
+    data = TensorDataset(10 * torch.randn(400, 30), torch.randint(0, 5, (400,)))
+    made = PrivacyEngine().make_private(
+        module=net,
+        optimizer=torch.optim.SGD(net.parameters(), lr=0.1),
+        criterion=torch.nn.CrossEntropyLoss(),
+        data_loader=DataLoader(data, batch_size=80),
+        noise_multiplier=1.0,
+        max_grad_norm=1.0,
+        grad_sample_mode=mode,
+    )
+    model, optimizer, loader = made[0], made[1], made[-1]
+    loss = made[2] if len(made) == 4 else torch.nn.CrossEntropyLoss()
+    audited(
+        optimizer, model, data_loader=loader, canaries=30, seed=b"tests only", delta=1e-5, through_clip=False,
+        steps=10_000, **settings,
+    )  # fmt: skip
+    for rows, labels in loader:
+        optimizer.zero_grad()
+        with torch.autocast("cuda", dtype=torch.bfloat16, enabled=autocast):
+            value = loss(model(rows.cuda()), labels.cuda())
+        value.backward()
+        optimizer.step()
+    return optimizer, [p.detach().clone() for p in model.parameters()]
+
+
+def rows_item(optimizer):
+    return next(item for item in optimizer.audit.finish().audited if item.name == "rows")
+
+
+@pytest.mark.parametrize(("mode", "autocast"), [("hooks", False), ("hooks", True), ("ghost", False)])
+def test_steps_on_a_gpu_are_replayed_with_its_own_random_numbers(mode, autocast):
+    """Honest rows move one clip norm at most, rows that see each other more, and training is the one without replays."""
+    torch.backends.cuda.matmul.allow_tf32 = False
+    honest, weights = replayed(coupled=False, mode=mode, autocast=autocast)
+    item = rows_item(honest)
+    assert item.status == "checked", item.detail
+    assert item.replayed.worst.factor <= 1 + item.replayed.worst.tolerance
+    found, _ = replayed(coupled=True, mode=mode, autocast=autocast)
+    assert rows_item(found).status == "failed"
+    assert rows_item(found).replayed.worst.factor > 1.2
+    _, without = replayed(coupled=False, mode=mode, autocast=autocast, replay=False)
+    assert all(torch.equal(one, other) for one, other in zip(weights, without, strict=True))

@@ -29,12 +29,23 @@ def notebook():
     return json.loads((DOCS / "tutorial" / "notebook.ipynb").read_text())
 
 
-def test_the_notebook_runs(tmp_path, monkeypatch):
+def test_the_notebook_shows_what_its_cells_print(tmp_path, monkeypatch, notebook):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
-    names = importlib.import_module("studies.notebook").run_cells()
+    names, outputs = importlib.import_module("studies.notebook").run_cells()
     assert names["result"].verdict.outcome == "PASS"
     assert names["broken"].verdict.outcome == "VIOLATION"
+    code = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    assert [list(map(text_of, made)) for made in outputs] == [list(map(text_of, cell["outputs"])) for cell in code]
+
+
+def text_of(output):
+    """What a person reads of a cell's output, up to the folded details, whose last digits are the machine's."""
+    data = output.get("data", {})
+    shown = "".join(output.get("text", data.get("text/html", data.get("text/plain", []))))
+    return output["output_type"], re.sub(
+        r"<div style=.max-width.*?</svg></div>|<details>.*", "", shown, flags=re.DOTALL
+    )
 
 
 def test_the_notebook_was_executed_and_is_small(notebook):

@@ -31,7 +31,15 @@ def centred(updates):
     return clip(updates - updates.mean(axis=0))
 
 
-@pytest.mark.parametrize("fault", [clip_of_the_sum, one_counts_twice, pytest.param(centred, marks=pytest.mark.full)])
+def at_the_mean_norm(updates):
+    """A clip at the mean of all norms, and at most at the clip norm."""
+    return clip(updates, min(1.0, np.linalg.norm(updates, axis=1).mean()))
+
+
+RARE = [pytest.param(each, marks=pytest.mark.full) for each in (centred, at_the_mean_norm)]
+
+
+@pytest.mark.parametrize("fault", [clip_of_the_sum, one_counts_twice, *RARE])
 def test_a_client_that_moves_others_or_counts_twice_is_refuted_and_the_clip_alone_is_not(fault):
     """A clip of the sum with noise of its size, and one of 40 clients that counts twice: no canary's score shows them."""
     result, item = checked(noised_sum(1, clipped=fault))
@@ -231,3 +239,18 @@ def test_the_function_s_state_is_as_if_it_had_not_been_replayed():
     twin = np.random.default_rng(5)
     twin.standard_normal(result.trainer.check.calls)
     assert rng.standard_normal() == twin.standard_normal()
+
+
+def test_what_a_function_refers_to_may_contain_itself_or_be_large():
+    """Neither is copied; both stay as they are."""
+    table = {"data": [1.0]}
+    table["itself"] = table
+    rng, large = np.random.default_rng(6), np.zeros(1 << 25, np.int8)
+
+    def release(updates):
+        table["calls"] = table.get("calls", 0) + 1
+        return clip(updates).sum(axis=0) + (multiplier() + large[0]) * rng.standard_normal(updates.shape[1])
+
+    result, item = checked(release)
+    assert (result.verdict.outcome, item.status) == ("PASS", "checked")
+    assert table["itself"] is table

@@ -13,10 +13,14 @@ PAGE = (ROOT / "docs" / "how-to" / "testing.md").read_text()
 MEASURED = (ROOT / "docs" / "evidence" / "mechanisms.md").read_text()
 
 
-def test_the_first_example_passes():
+def test_the_first_example_passes_for_the_reason_on_the_page():
     names = {}
     exec(re.findall(r"```python\n(.*?)```", PAGE, re.S)[0].replace("default_rng()", "default_rng(1)"), names)
+    results = []
+    names["assert_private"] = lambda *given, **claim: results.append(check_private(*given, **claim))
     names["test_my_aggregate_is_private"]()
+    assert results[0].verdict.outcome == "PASS"
+    assert f"    {results[0].verdict.reason}\n" in PAGE
 
 
 def test_the_message_on_the_page_matches_half_the_noise():

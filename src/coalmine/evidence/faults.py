@@ -39,7 +39,7 @@ _FOLLOWS_SIGNAL = (
 _USED_TWICE = (
     "The same random numbers are used more than once, in other places: an attacker who finds them subtracts them."
 )
-_COMPARE_STD = "Compare the std of the noise that is drawn with z·C."
+_COMPARE_STD = "Compare the drawn noise's std with noise multiplier × clip norm."
 _DRAW_ANEW = "Draw fresh noise in every round and for every coordinate."
 HONEST = Fault("honest", "nothing is broken", "Every step does what it claims.", "No fix needed.")
 CLIP_FORGOTTEN = Fault(
@@ -187,7 +187,7 @@ CANARIES_LOST = Fault(
     "canaries-lost",
     "half of the canaries lost, and too little noise",
     "The mean score looks right, as lost canaries lower it and missing noise raises it.",
-    "Find out why canaries do not arrive, and compare the std of the noise that is drawn with z·C.",
+    "Find out why canaries do not arrive, and compare the drawn noise's std with noise multiplier × clip norm.",
 )
 OTHERS_WRONG = Fault(
     "others-wrong",
@@ -200,7 +200,7 @@ OTHERS_INCOMPLETE = Fault(
     "others-incomplete",
     "`others` incomplete, and too little noise",
     "`others` leaves out some clients. Their updates are taken for noise and make up for the missing noise.",
-    "Pass the sum of all real clients as `others`, and compare the std of the noise that is drawn with z·C.",
+    "Pass the sum of all real clients as `others`, and compare the drawn noise's std with noise multiplier × clip norm.",
 )
 ONE_CLIENT_TWICE = Fault(
     "one-client-twice",

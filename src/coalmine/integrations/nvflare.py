@@ -57,6 +57,7 @@ AUDITED = (
     AuditedItem("others", "not checked", "the audit does not read the other sites' updates"),
 )
 NO_OTHERS = "known-others is left out: the audit does not read the other sites' updates"
+ERRORS = (ValueError, TypeError, OSError, RuntimeError)
 AnyRecipe = TypeVar("AnyRecipe", bound=Recipe)
 
 
@@ -248,25 +249,34 @@ class AuditFilter(DXOFilter):  # type: ignore[misc]
         self._replies = 0
 
     def process_dxo(self, dxo: Any, shareable: Any, fl_ctx: Any) -> Any:
-        """Record whether a reply is a canary's, and pass it on unchanged."""
+        """Record whether a reply is a canary's, and pass it on unchanged. A number that no canary has is not believed."""
         self._replies += 1
         index = dxo.get_meta_prop(CANARY, None)
-        if index is not None:
-            self._present.append(int(index))
+        if isinstance(index, int) and 0 <= index < self.canaries and index not in self._present:
+            self._present.append(index)
         return dxo
 
     def handle_event(self, event_type: str, fl_ctx: Any) -> None:
-        """Start the audit, observe an aggregate, or write the result."""
+        """Start the audit, observe an aggregate, or write the result.
+
+        NVFlare logs an exception of an event handler and continues, which would leave rounds out unseen. So the job stops.
+        """
         if event_type == EventType.START_RUN:
-            refuse_result(self.directory)
-            self._audit = self._open()
+            try:
+                refuse_result(self.directory)
+                self._audit = self._open()
+            except ERRORS as error:
+                self.system_panic(f"the audit cannot start, so the job stops: {error}", fl_ctx)
         elif event_type == AppEventType.AFTER_AGGREGATION and self._audit is not None:
             aggregate, present, replies = fl_ctx.get_prop(AppConstants.AGGREGATION_RESULT), self._present, self._replies
             self._present, self._replies = [], 0
             try:
                 self._audit.observe(aggregate.params, present, replies)
-            except ViolationError as error:  # NVFlare logs an exception of an event handler and continues
+            except ViolationError as error:
                 self.system_panic(str(error), fl_ctx)
+            except ERRORS as error:
+                number = self._audit.last_round + 1
+                self.system_panic(f"the audit of round {number} failed, so the job stops: {error}", fl_ctx)
         elif event_type == EventType.END_RUN and self._audit is not None:
             with self._audit as audit:
                 if audit.last_round:

@@ -144,8 +144,8 @@ class RoundLog:
                 yield item
 
     def records(self) -> Iterator[tuple[str, Any]]:
-        """Every record in order, including skipped rounds and the final model."""
-        for kind, item, _, _ in scan_records(_Reader(self._open_handle()), self._end, self._path):
+        """Every record in order, including skipped rounds and the final model. Digests were compared when it was opened."""
+        for kind, item, _, _ in scan_records(_Reader(self._open_handle()), self._end, self._path, checked=False):
             yield kind, item
 
     def prepare(self, item: Round) -> None:

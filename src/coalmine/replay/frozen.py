@@ -86,6 +86,11 @@ class Frozen:
             used = {name: function.__globals__[name] for name in names}
             self._keep(function.__globals__, used, remove=False)
             self._visit_all(used.values(), depth)
+            for module in [each for each in used.values() if isinstance(each, types.ModuleType)]:
+                if not _is_at(getattr(module, "__file__", None) or INSTALLED[0]):  # a module of the user's
+                    self._visit_all(
+                        [vars(module)[name] for name in _names(function.__code__) & vars(module).keys()], depth
+                    )
 
     def _keep(self, owner: dict[str, Any], used: Mapping[str, Any], *, remove: bool = True) -> None:
         """Restore these entries of a dictionary; `remove` those that are new."""
@@ -120,7 +125,12 @@ def _has_state(thing: Any) -> bool:
 
 
 def _is_installed(function: types.FunctionType) -> bool:
-    return any(part in function.__code__.co_filename for part in INSTALLED)
+    return _is_at(function.__code__.co_filename)
+
+
+def _is_at(path: str) -> bool:
+    """Whether a file belongs to an installed package or to Python."""
+    return any(part in path for part in INSTALLED)
 
 
 def _names(code: types.CodeType) -> set[str]:

@@ -10,6 +10,8 @@ from coalmine.argument_checks import WrongTypeError, short_repr
 from coalmine.canaries.array_types import is_tensor
 
 OF_TORCH = frozenset({"_parameters", "_buffers", "_modules", "training"})  # of a module; saved in their own way
+MOST_COPIED = 1 << 24  # numbers in what a function refers to; more are data, and not what it keeps
+DEEPEST = 6  # lists in lists
 LONGEST = 10_000  # entries of a list or dictionary in an attribute that is compared
 
 
@@ -118,7 +120,7 @@ class Contents:
 
     def __init__(self, value: Any) -> None:
         self.value = value
-        self._content = _copied(value) if _is_mutable(value) else None
+        self._content = _copied(value) if _is_mutable(value) and _count(value) <= MOST_COPIED else None
 
     def restored(self) -> Any:
         """The same object, with its content of that moment."""
@@ -154,7 +156,7 @@ class Remembered:
         found: dict[str, tuple[Any, str]] = {}
         for start, part in self._model.named_modules():
             own = {key: (vars(part), key) for key in vars(part) if key not in OF_TORCH}
-            own |= {key: (part._buffers, key) for key in part._non_persistent_buffers_set}
+            own |= {key: (part._buffers, key) for key in getattr(part, "_non_persistent_buffers_set", ())}
             found |= {f"{start}.{key}".lstrip("."): owner for key, owner in own.items()}
         return found
 
@@ -241,6 +243,21 @@ def _groups(optimizer: Any) -> list[dict[str, Any]]:
 
 def _is_value(value: Any) -> bool:
     return is_tensor(value) or isinstance(value, np.ndarray | int | float) or type(value).__module__.startswith("jax")
+
+
+def _count(value: Any, depth: int = 0) -> int:
+    """How many numbers and entries a copy would hold; too many for what contains itself."""
+    if isinstance(value, list | dict):
+        items = list(value.values() if isinstance(value, dict) else value)
+        if depth > DEEPEST or len(items) > LONGEST:
+            return MOST_COPIED + 1
+        total = len(items)
+        for item in items:
+            total += _count(item, depth + 1)
+            if total > MOST_COPIED:
+                break
+        return total
+    return int(value.numel() if is_tensor(value) else np.size(value)) if _is_mutable(value) else 1
 
 
 def _is_mutable(value: Any) -> bool:

@@ -68,7 +68,7 @@ ITEMS = {  # an audited item in words of its own
     "tensors": "single layers",
     "sampler": "sampling",
     "participations": "participation",
-    "others": "other clients' sum",
+    "others": "others' sum",
     "rows": "single clients",
     "records": "outputs",
 }
@@ -131,7 +131,7 @@ def answers(result: AuditResult) -> Iterator[tuple[str, str]]:
         other = label == "measured" and result.claim is not None and result.claim.moved > 1
         yield label, text + "; for a client added or removed" * other
     if result.trainer.views:
-        yield "views", "; ".join(f"{view.name}: {view.outcome or 'no claim'}" for view in result.trainer.views)
+        yield "views", "; ".join(f"{view.name}: {view.outcome or 'nothing claimed'}" for view in result.trainer.views)
     if result.records is not None:
         yield "outputs", result.records.brief()
     if result.trainer.accuracy is not None:
@@ -182,7 +182,7 @@ def _coverage(result: AuditResult) -> Iterator[tuple[str, str]]:
     if {"noise level", "noise law"} <= texts.keys():
         mark = max(wrong.get("noise level", ""), wrong.get("noise law", ""))
         layers = "tensors" in seen and wrong.get("tensors", "") in ("", mark)
-        texts = {"noise": (EACH_LAYER if layers else NOISE) + f" ({mark})" * bool(mark)} | texts
+        texts = {"noise": (f"{NOISE} ({mark})" if mark else EACH_LAYER if layers else NOISE)} | texts
         for name in ("noise level", "noise law", *["tensors"] * layers):
             del texts[name]
     yield "checked", ("" if left or wrong else "all items: ") + (", ".join(texts.values()) or "the canaries alone")

@@ -113,7 +113,7 @@ def _recomputed(known: Evidence, canaries: Any, vector: Floats | None) -> Check:
         if final.sha256 is None:
             return Check("cosines", None, f"{detail}, but the log lacks the digest of the final model")
         if final.sha256 != _digest(known, vector):
-            return Check("cosines", None, f"{detail}, but its numbers are not those that the audit observed")
+            return Check("cosines", False, f"{detail}, but its numbers are not those that the audit observed")
         return Check("cosines", True, detail)
     return Check(
         "cosines",

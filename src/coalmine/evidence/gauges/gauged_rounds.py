@@ -15,6 +15,7 @@ from coalmine.measure.settings import Settings
 
 COMPARED = SKETCH // FEWEST_COLUMNS  # each round is compared with at most this many before it
 BLOCK = 512  # rounds that are compared at a time
+SINGLE = 1e-5  # more than a cosine of unit vectors in single precision is off
 GRID_STRENGTH = (
     0.05  # modulus of the characteristic function, 0 to 1; half-precision noise has less at these frequencies
 )
@@ -188,10 +189,17 @@ def length(vector: Floats) -> float:
 
 
 class Pairs:
-    """Cosines between every two rounds, at most COMPARED apart: for each round the largest one, and the sum of squares."""
+    """Cosines between every two rounds, at most COMPARED apart: for each round the largest one, and the sum of squares.
+
+    The sum of squares follows from the sum of the rows' outer products, which is exact and linear in the rounds. The largest
+    cosines are searched in single precision, and those that may be the largest are computed again in double precision:
+    single precision differs from processor to processor.
+    """
 
     def __init__(self) -> None:
-        self._before: list[Floats] = []  # unit vectors of the last rounds
+        self._before: list[Floats] = []  # blocks of unit vectors of the last rounds
+        self._singles: list[npt.NDArray[np.float32]] = []  # the same in single precision
+        self._outer: Floats | None = None  # the sum of their outer products
         self._new: list[Floats] = []
         self._wanted: list[bool] = []  # whether a new round is compared with those before it
         self._largest: list[Floats] = []
@@ -199,9 +207,7 @@ class Pairs:
 
     def add(self, row: npt.NDArray[np.float32], *, compared: bool = True) -> None:
         """Take the sketch of the next round, to be compared with those before it, or only those after it with this one."""
-        self._new.append(
-            unit(row.astype(np.float64))
-        )  # products in single precision differ from processor to processor
+        self._new.append(unit(row.astype(np.float64)))
         self._wanted.append(compared)
         if len(self._new) == BLOCK:
             self._compare()
@@ -218,23 +224,55 @@ class Pairs:
         """Compare the new rows with those before them and with each other."""
         if not self._new:
             return
-        new, before, wanted = np.stack(self._new), len(self._before), np.flatnonzero(self._wanted)
+        new, wanted = np.stack(self._new), np.flatnonzero(self._wanted)
+        before = sum(map(len, self._before))
         own = new if wanted.size == len(new) else new[wanted]
-        found = np.zeros(wanted.size)
-        for start in range(0, before, BLOCK):
-            found = self._take(own @ np.stack(self._before[start : start + BLOCK]).T, found)
+        singles, found = own.astype(np.float32), np.zeros(wanted.size)
+        for block, block_singles in zip(self._before, self._singles, strict=True):
+            found = _larger(own, block, singles @ block_singles.T, found)
+        if self._outer is None:
+            self._outer = np.zeros((new.shape[1], new.shape[1]))
+        self._squares += float(np.vdot(own @ self._outer, own))
         among = own @ new.T
         among[np.arange(len(new)) >= wanted[:, None]] = 0.0  # each pair once
+        self._squares += float(np.vdot(among, among))
         largest = np.full(len(new), np.nan)
-        largest[wanted] = self._take(among, found)
+        largest[wanted] = _larger_of(among, found)
         self._largest.append(largest)
         self._count += int(before * wanted.size + wanted.sum())
-        self._before = [*self._before, *self._new][-COMPARED:]
+        self._keep(new)
         self._new, self._wanted = [], []
 
-    def _take(self, cosines: Floats, largest: Floats) -> Floats:
-        """The largest cosine of each row in absolute value, where `largest` is that of earlier columns."""
-        self._squares += float(np.vdot(cosines, cosines))
-        high, low = cosines.max(axis=1, initial=0.0), cosines.min(axis=1, initial=0.0)
-        found = np.where(high >= -low, high, low)
-        return np.where(np.abs(found) > np.abs(largest), found, largest)
+    def _keep(self, new: Floats) -> None:
+        """Keep a block for the rounds that follow, and forget blocks that are too far back."""
+        assert self._outer is not None
+        self._before.append(new)
+        self._singles.append(new.astype(np.float32))
+        self._outer += new.T @ new
+        while sum(map(len, self._before)) > COMPARED:
+            old = self._before.pop(0)
+            self._singles.pop(0)
+            self._outer -= old.T @ old
+
+
+def _larger(own: Floats, block: Floats, cosines: npt.NDArray[np.float32], largest: Floats) -> Floats:
+    """The largest cosine of each row in absolute value, where `largest` is that of earlier blocks.
+
+    `cosines` are in single precision: all that may be the largest are computed again.
+    """
+    most = np.maximum(cosines.max(axis=1), -cosines.min(axis=1)).astype(np.float64)
+    rows = np.flatnonzero(most > np.abs(largest) - SINGLE)
+    if not rows.size:
+        return largest
+    near, column = np.nonzero(np.abs(cosines[rows]) >= (most[rows] - SINGLE)[:, None])
+    exact = np.zeros((rows.size, block.shape[0]))
+    exact[near, column] = np.einsum("ij,ij->i", own[rows[near]], block[column])
+    found = largest.copy()
+    found[rows] = _larger_of(exact, largest[rows])
+    return found
+
+
+def _larger_of(cosines: Floats, largest: Floats) -> Floats:
+    high, low = cosines.max(axis=1, initial=0.0), cosines.min(axis=1, initial=0.0)
+    found = np.where(high >= -low, high, low)
+    return np.where(np.abs(found) > np.abs(largest), found, largest)

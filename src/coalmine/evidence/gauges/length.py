@@ -162,7 +162,8 @@ class Length(Gauge):
             for each in lengths
             if each.number in self._rounding
         }
-        extra = np.array([known.get(each.number, max(known.values(), default=0.0)) for each in lengths])
+        most = max(known.values(), default=0.0)
+        extra = np.array([known.get(each.number, most) for each in lengths])
         share = level / (2 * len(lengths))
         low = np.array([ratio_quantile(share, dof) for dof in dofs])
         high = np.array([ratio_quantile(1 - share, dof) for dof in dofs]) * np.sqrt(1 + extra)

@@ -20,6 +20,7 @@ from coalmine.verdict.coverage import AuditedItem
 from coalmine.verdict.replayed_rows import UNTESTED, ReplayedStep
 
 NOT_LAST = "no DifferentialPrivacy… wrapper is outermost, so the noise cannot be told from what clients sent"
+NOT_FLOWERS = "a strategy of your own may do more than aggregate, such as save files (replay=True repeats it)"
 SHARE = 4.0  # aggregations of replays for each planned round: a round's training costs far more
 LATER = 4  # where the number of rounds is unknown, one is drawn from here to twice as far, and so on
 LARGEST = 1 << 26  # numbers in all replies of a round whose aggregate is computed again
@@ -28,10 +29,16 @@ LARGEST = 1 << 26  # numbers in all replies of a round whose aggregate is comput
 class ReplayedAggregates:
     """Which rounds of a run are replayed, and what they showed."""
 
-    def __init__(self, wrapped: Wrapped, key: bytes) -> None:
+    def __init__(self, wrapped: Wrapped, key: bytes, *, wanted: bool | None) -> None:
         self._wrapped, self._key = wrapped, key
-        # Noise that is added last cannot hide in the change: whatever the strategy does before, it is that of one reply.
-        self.left_out = None if wrapped.private is wrapped.strategy else NOT_LAST
+        self.left_out: str | None = None
+        if wanted is False:
+            self.left_out = "replay=False"
+        elif wrapped.private is not wrapped.strategy:
+            # Noise that is added last cannot hide in the change: whatever stands before it, the change is that of a reply.
+            self.left_out = NOT_LAST
+        elif wanted is None and not wrapped.is_flowers_own:
+            self.left_out = NOT_FLOWERS
         self.plan = ReplayPlan.of(None, key, later=LATER)
         self.steps: list[ReplayedStep] = []
 

@@ -63,6 +63,9 @@ class AuditedStrategy(Strategy):
 
     Clip norm and noise are read from Flower's own wrappers. Without one, give `clip_norm` and, relative to the sum of
     updates, `noise_multiplier`. `scale` is the length of a canary in clip norms before a clip: 10, or 1 if there is no clip.
+    Some rounds are aggregated again with one reply replaced by a zero update, which measures what one client moves
+    (docs/explanation/replay.md). `replay=False` replays nothing, and True repeats a strategy that is not Flower's own too.
+
     With `known_others` the server sums the real updates for the rung of that name, which reads every reply once more. If the
     audit has a directory, a restarted ServerApp resumes after the last complete round. A directory that holds a finished run
     is rejected.
@@ -89,6 +92,7 @@ class AuditedStrategy(Strategy):
         scale: float | None = None,
         known_others: bool = True,
         rng: np.random.Generator | None = None,
+        replay: bool | None = None,
     ) -> None:
         super().__init__()
         if mode not in ("client", "replace", "extra"):
@@ -113,7 +117,13 @@ class AuditedStrategy(Strategy):
             self._source = ReplacedReplies(*common) if mode == "replace" else ExtraReplies(*common, rng=rng)
         left_out = self.wrapped.why_no_others(known_others=known_others)
         self.audit = StrategyAudit(
-            audit, self.wrapped, self._source, mode=mode, scale=self._scale, others_left_out=left_out
+            audit,
+            self.wrapped,
+            self._source,
+            mode=mode,
+            scale=self._scale,
+            others_left_out=left_out,
+            replay=replay,
         )
         self.ledger, self._warnings = self.audit.ledger, self.audit.warnings
         self._examiner = Examiner(self.audit, self._source)

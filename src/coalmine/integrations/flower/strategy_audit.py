@@ -47,13 +47,14 @@ class StrategyAudit(ModelAudit):
         mode: Mode,
         scale: float,
         others_left_out: str | None,
+        replay: bool | None,
     ) -> None:
         self.wrapped, self._source, self._mode = wrapped, source, mode
         self.scale, self.others_left_out = scale, others_left_out
         self.warnings = WarningLog()
         self.ledger = NodeLedger(wrapped, self.warnings)
         self.views = Views()
-        self.replays = ReplayedAggregates(wrapped, core.schedule.key)
+        self.replays = ReplayedAggregates(wrapped, core.schedule.key, wanted=replay)
         privacy = {"clip_norm": wrapped.clip_norm} | if_known("noise_multiplier", wrapped.noise_multiplier)
         super().__init__(core, privacy=privacy, canaries={"mode": mode, "scale": scale}, strategy=wrapped.names)
 

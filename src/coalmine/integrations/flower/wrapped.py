@@ -74,6 +74,16 @@ class Wrapped:
         return float(self.private.noise_multiplier)
 
     @property
+    def is_flowers_own(self) -> bool:
+        """Whether the whole chain consists of Flower's own classes, whose aggregation does nothing else."""
+        each: Any = self.strategy
+        kinds: list[type] = []
+        while each is not None:
+            kinds.append(type(each))
+            each = getattr(each, "strategy", None)
+        return all(kind.__module__.partition(".")[0] == "flwr" for kind in kinds)
+
+    @property
     def adds_noise(self) -> bool:
         """Whether Flower's wrapper adds noise, sized for equal weights."""
         return self.private is not None and bool(self.noise_multiplier)

@@ -9,11 +9,15 @@ from coalmine.integrations.jax_privacy.claims import EventAccounting
 from coalmine.integrations.jax_privacy.noise import SAME
 from coalmine.integrations.jax_privacy.selection import ExampleSelection, Selection
 from coalmine.verdict.coverage import AuditedItem
+from coalmine.verdict.replayed_rows import UNTESTED
 
 UNSURE = 0.5  # standard reach of the canaries' share above which present and absent canaries look alike
 WEIGHTS = AuditedItem("weights", "does not apply", "jax_privacy has no weights: every example counts once in the sum")
 OTHERS = AuditedItem(
     "others", "checked", "the sum of the other examples was read from the privatizer's input in every step"
+)
+ROWS = AuditedItem(
+    "rows", "not checked", f"jax compiles the step, so no batch is seen: call audit.replay(step, batch); {UNTESTED}"
 )
 
 

@@ -254,6 +254,7 @@ class PrivatizerAudit(FrameworkAudit):
             coverage.clipping_item(self.core, self._scale),
             coverage.sampler_item(self._selection, correlated=self._mechanism.law is not None),
             coverage.WEIGHTS,
+            coverage.ROWS,
         ]
         if self._rewound.fault is not None:
             items.append(self._rewound.fault)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from coalmine.argument_checks import count_of
 from coalmine.estimators.sampler_tests import MEANING
-from coalmine.verdict.findings.finding import Doubt, Refutation, Significance, Support, is_close
+from coalmine.verdict.findings.finding import Doubt, Refutation, Significance, Support, at_least, is_close
 from coalmine.verdict.findings.noise import ACCOUNT_AGAIN, composed_for
 
 RESTATE = "Account for the observed sampling scheme and claim its ε, or fix the sampler."
@@ -29,7 +29,7 @@ class AccountantFacts:
     def result(self) -> str:
         """The clause that says what the accountant returns."""
         low, high = self.epsilon_range
-        between = "" if is_close(low, high) else f" (at least {low:.4g})"
+        between = "" if is_close(low, high) else f" (at least {at_least(low, 4)})"
         return (
             f"{self.accountant} gives an epsilon of {self.epsilon:.4g}{between} for noise multiplier "
             f"{self.claimed_noise:.4g} and {self.scheme}"
@@ -300,7 +300,8 @@ class OtherSampler(Significance, PickFacts):
         return f"the sampler does not follow the claimed scheme: {pattern(self.seen)}{like} ({self.chance})"
 
     def plain(self) -> str:
-        return f"clients are not sampled as claimed: sampled as they were, ε is at least {self.epsilon_range[0]:.2g}"
+        least = at_least(self.epsilon_range[0], 2)
+        return f"clients are not sampled as claimed: sampled as they were, ε is at least {least}"
 
     def advice(self) -> str:
         return RESTATE if self.seen_scheme is None else f"Account for {self.seen_scheme}, or fix the sampler."
@@ -315,8 +316,9 @@ class SamplerAboveClaim(OtherSampler, Refutation):
 
     def sentence(self) -> str:
         low, _ = self.epsilon_range
+        least = at_least(low, above=self.claimed_epsilon)
         return (
-            f"{self.described}. That has an epsilon of at least {low:.3g}, above the claimed {self.claimed_epsilon:.4g}"
+            f"{self.described}. That has an epsilon of at least {least}, above the claimed {self.claimed_epsilon:.4g}"
         )
 
 

@@ -1,7 +1,7 @@
 """A finding: the reason of a verdict, with the facts that its sentence needs."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from typing import Any, ClassVar, Self
 
@@ -10,6 +10,7 @@ from msgspec import ValidationError, convert
 from coalmine.argument_checks import short_repr
 from coalmine.verdict.outcome import PASS, UNDERPOWERED, VIOLATION, Outcome
 
+MOST_DIGITS = 15  # of a number that is compared with a close one
 MOST_NAMED = 4  # most gauges and rungs that a reason lists
 CLOSE = 10.0  # a p-value this many times below its level is close to it
 
@@ -165,6 +166,40 @@ def rounded_count(number: float) -> str:
 def detectable(epsilon: float, power: float) -> str:
     """The epsilon that would have been detected, in words."""
     return f"an epsilon of {epsilon:.3g} or more would have been detected with probability {power:.0%}"
+
+
+def compared(one: float, other: float, digits: tuple[int, int] = (3, 3), form: str = "g") -> tuple[str, str]:
+    """Two numbers that a sentence compares, with as many digits, and more where these do not show which is larger."""
+    for more in range(MOST_DIGITS):
+        texts = f"{one:.{digits[0] + more}{form}}", f"{other:.{digits[1] + more}{form}}"
+        first, second = (float(text) for text in texts)
+        if one == other or (first != second and (first > second) == (one > other)):
+            break
+    return texts
+
+
+def at_least(value: float, digits: int = 3, *, above: float = -math.inf) -> str:
+    """A number rounded down, with more digits where these do not show that it lies above another of four digits."""
+    printed = float(f"{above:.4g}")
+    return _rounded(value, digits, math.floor, lambda text: text > printed or value <= printed)
+
+
+def at_most(value: float, digits: int = 3, *, below: float = math.inf) -> str:
+    """A number rounded up, with more digits where these do not show that it lies below another."""
+    return _rounded(value, digits, math.ceil, lambda text: text < below or value >= below)
+
+
+def _rounded(value: float, digits: int, towards: Callable[[float], int], enough: Callable[[float], bool]) -> str:
+    if not 0 < abs(value) < math.inf:
+        return f"{value:.{digits}g}"
+    for more in range(digits, MOST_DIGITS):
+        places = more - 1 - math.floor(math.log10(abs(value)))
+        near = round(value * 10.0**places)  # a number that has so few digits keeps them
+        exact = math.isclose(value * 10.0**places, near, rel_tol=1e-12)
+        text = f"{(near if exact else towards(value * 10.0**places)) / 10.0**places:.{more}g}"
+        if enough(float(text)):
+            break
+    return text
 
 
 def is_close(low: float, high: float) -> bool:

@@ -7,7 +7,7 @@ from coalmine.argument_checks import count_of
 from coalmine.evidence.gauges.gauge import Statistic, statistic_of
 from coalmine.evidence.gauges.grid import Grid
 from coalmine.evidence.gauges.training import Training
-from coalmine.verdict.findings.finding import Doubt, Refutation, listed
+from coalmine.verdict.findings.finding import Doubt, Refutation, at_least, at_most, listed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,14 +64,15 @@ class NoisePartlyLeft(NoiseRemovable):
     claimed_noise: float | None = None
 
     def sentence(self) -> str:
+        left = at_most(self.noise_left, below=1.0)
         return (
-            f"{self.left_limits()}: at most {self.noise_left:.3g} of the stated noise protects a client, which means an "
-            f"epsilon of at least {self.epsilon:.3g}"
+            f"{self.left_limits()}: at most {left} of the stated noise protects a client, which means an epsilon of at "
+            f"least {at_least(self.epsilon)}"
         )
 
     def plain(self) -> str:
-        left = f"at most {self.noise_left:.2g} of the stated noise protects a client"
-        return f"{left}{self.where()}: ε is at least {self.epsilon:.2g}"
+        left = f"at most {at_most(self.noise_left, 2, below=1.0)} of the stated noise protects a client"
+        return f"{left}{self.where()}: ε is at least {at_least(self.epsilon, 2)}"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,6 +9,8 @@ from coalmine.verdict.findings.finding import (
     Doubt,
     Refutation,
     Significance,
+    at_least,
+    compared,
     read_finding,
     rounded_count,
     times_of,
@@ -32,14 +34,12 @@ class MeanTooHigh(Significance, LittleNoise):
     measured_noise: float
 
     def sentence(self) -> str:
-        compared = f"above the {self.claimed_score:.3f} that the claim implies"
-        return f"mean score per presentation {self.score:.3f}, {compared} ({self.chance})"
+        score, claimed = compared(self.score, self.claimed_score, form="f")
+        return f"mean score per presentation {score}, above the {claimed} that the claim implies ({self.chance})"
 
     def plain(self) -> str:
-        return (
-            f"the canaries stand out as with a noise multiplier of {self.measured_noise:.2g}; the claim needs "
-            f"{self.claimed_noise:.2g}"
-        )
+        measured, needed = compared(self.measured_noise, self.claimed_noise, (2, 2))
+        return f"the canaries stand out as with a noise multiplier of {measured}; the claim needs {needed}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,18 +54,20 @@ class BoundAboveClaim(LittleNoise):
     participations: int | None = None
 
     def sentence(self) -> str:
-        compared = f"lies above the claimed {self.claimed_epsilon:.3g}"
+        bound, claimed = compared(self.lower_bound, self.claimed_epsilon)
+        above = f"lies above the claimed {claimed}"
         if self.participations is not None:  # the claim's own client may take part more or less often
             client = f"a client that takes part {times_of(self.participations)}"
-            compared = f"lies above the {self.claimed_epsilon:.3g} that the claim implies for {client}"
-        return f"the lower bound {self.lower_bound:.3g} at {min(self.confidence, 0.9999):.2%} confidence {compared}"
+            above = f"lies above the {claimed} that the claim implies for {client}"
+        return f"the lower bound {bound} at {min(self.confidence, 0.9999):.2%} confidence {above}"
 
     def plain(self) -> str:
+        least = at_least(self.lower_bound, 2, above=self.claimed_epsilon)
         if self.participations is None:
-            return f"ε is at least {self.lower_bound:.2g}; the claim allows {self.claimed_epsilon:.4g}"
+            return f"ε is at least {least} (allowed: {self.claimed_epsilon:.4g})"
         rounds = count_of(self.participations, "round")
         known = f"{rounds} {'is' if self.participations == 1 else 'are'} known"
-        return f"ε ≥ {self.lower_bound:.2g} for a client whose {known}; the claim allows {self.claimed_epsilon:.4g}"
+        return f"ε ≥ {least} for a client whose {known} (allowed: {self.claimed_epsilon:.4g})"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,13 +81,14 @@ class ComposedAboveClaim(LittleNoise):
     level: float
 
     def sentence(self) -> str:
+        least = at_least(self.epsilon, above=self.claimed_epsilon)
         return (
-            f"with the most noise that the scores allow in each round, epsilon is at least {self.epsilon:.3g}, above the "
-            f"claimed {self.claimed_epsilon:.4g}"
+            f"with the most noise that the scores allow in each round, epsilon is at least {least}, above the claimed "
+            f"{self.claimed_epsilon:.4g}"
         )
 
     def plain(self) -> str:
-        return f"ε is at least {self.epsilon:.3g}, even with the most noise that the scores allow"
+        return f"ε is at least {at_least(self.epsilon)}, even with the most noise that the scores allow"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,8 +105,9 @@ class RoundAboveClaim(Significance, LittleNoise):
     claimed_epsilon: float | None = None
 
     def sentence(self) -> str:
+        score, claimed = compared(self.score, self.claimed_score, form="f")
         return (
-            f"mean score {self.score:.3f} in round {self.first_round}, above the {self.claimed_score:.3f} that its noise "
+            f"mean score {score} in round {self.first_round}, above the {claimed} that its noise "
             f"implies ({self.chance}; the level is {self.level:.1g}, since many rounds are tested)"
         )
 
@@ -126,14 +130,16 @@ class StatedTooLittle(LittleNoise):
     def sentence(self) -> str:
         if self.scheme is not None:
             return composed_for(self.scheme, self.epsilon, self.claimed_epsilon)
+        stated, needed = compared(self.measured_noise, self.claimed_noise, (4, 4))
         return (
-            f"the stated noise multiplier is {self.measured_noise:.4g} in the rounds with the least noise, where the claim "
-            f"needs {self.claimed_noise:.4g}: a client in those rounds has an epsilon of {self.epsilon:.3g}"
+            f"the stated noise multiplier is {stated} in the rounds with the least noise, where the claim "
+            f"needs {needed}: a client in those rounds has an epsilon of {self.epsilon:.3g}"
         )
 
     def plain(self) -> str:
-        noise = f"the noise multiplier is {self.measured_noise:.2g} in the weakest rounds, and the claim needs"
-        return f"{noise} {self.claimed_noise:.2g}: ε is {self.epsilon:.2g}"
+        stated, needed = compared(self.measured_noise, self.claimed_noise, (2, 2))
+        epsilon, _ = compared(self.epsilon, self.claimed_epsilon, (2, 4))
+        return f"the noise multiplier is {stated} in the weakest rounds, and the claim needs {needed}: ε is {epsilon}"
 
     def advice(self) -> str:
         return ACCOUNT_AGAIN
@@ -153,11 +159,10 @@ class EvidenceOfLess(LittleNoise):
     measured_noise: float | None = None
 
     def sentence(self) -> str:
-        measured = (
-            ""
-            if self.measured_noise is None
-            else f" (noise multiplier about {self.measured_noise:.3g}, not {self.claimed_noise:.3g})"
-        )
+        measured = ""
+        if self.measured_noise is not None:
+            about, claimed = compared(self.measured_noise, self.claimed_noise)
+            measured = f" (noise multiplier about {about}, not {claimed})"
         return (
             f"the scores so far are {rounded_count(self.odds)} times likelier with less noise than claimed{measured}; a "
             f"true claim reaches {1 / self.level:.0f} times in at most {self.level:.1%} of runs, however often it is checked"
@@ -179,7 +184,7 @@ class LessThanStated(Refutation):
         return f"nothing was claimed, but there is less noise than the rounds state: {self.refuted.sentence()}"
 
     def plain(self) -> str:
-        stated = self.refuted.plain().replace("the claim allows", "the stated noise allows")
+        stated = self.refuted.plain().replace("allowed:", "by the stated noise:")
         return stated.replace("the claim needs", "the rounds state")
 
     def caution(self) -> str:
@@ -212,9 +217,10 @@ class StatedNoiseVaries(Doubt):
     claimed_noise: float
 
     def sentence(self) -> str:
+        measured, needed = compared(self.measured_noise, self.claimed_noise)
         return (
             "the stated noise varies: a client in the rounds with the least noise has a noise multiplier of "
-            f"{self.measured_noise:.3g}, where the claim needs {self.claimed_noise:.3g}. Pass clip_norm in the units of "
+            f"{measured}, where the claim needs {needed}. Pass clip_norm in the units of "
             "model_delta to decide this"
         )
 
@@ -231,10 +237,11 @@ class WeakRounds(Significance, Doubt):
     claimed_epsilon: float
 
     def sentence(self) -> str:
+        epsilon, claimed = compared(self.epsilon, self.claimed_epsilon, (3, 4))
         return (
             f"the scores show less noise than stated in {count_of(self.rounds, 'round')}, first in round {self.first_round} "
             f"({self.chance}; the level is {self.level:.1g}). With the noise that they measure, epsilon is "
-            f"{self.epsilon:.3g}, and the claim is {self.claimed_epsilon:.4g}"
+            f"{epsilon}, and the claim is {claimed}"
         )
 
     def plain(self) -> str:
@@ -255,7 +262,7 @@ def weak_rounds(count: int, first: int) -> str:
 
 def composed_for(scheme: str, epsilon: float, claimed: float) -> str:
     """The sentence if the stated noise of the rounds exceeds an amplified claim."""
+    composed, most = compared(epsilon, claimed, (4, 4))
     return (
-        f"the noise that the rounds state composes to an epsilon of {epsilon:.4g} for {scheme}, above the claimed "
-        f"{claimed:.4g}"
+        f"the noise that the rounds state composes to an epsilon of {composed} for {scheme}, above the claimed {most}"
     )

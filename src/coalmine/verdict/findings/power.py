@@ -57,7 +57,7 @@ class TooFewCanaries(PowerFacts, Doubt):
         return f"{_detected(self.power)}; {self.canaries_needed:,} canaries would decide, {self.canaries:,} took part"
 
     def plain(self) -> str:
-        return f"even twice the claimed ε would be noticed with a probability of only {self.power:.1%}"
+        return f"even twice the claimed ε would be noticed with a probability of only {_percent(self.power)}"
 
     def advice(self) -> str:
         return (
@@ -153,4 +153,9 @@ class NoClosedForm(Doubt):
 
 
 def _detected(power: float) -> str:
-    return f"twice the claim would have been detected with probability {power:.1%} only"
+    return f"twice the claim would have been detected with probability {_percent(power)} only"
+
+
+def _percent(power: float) -> str:
+    """Rounded down: what misses the power that a PASS needs is not printed as if it reached it."""
+    return f"{math.floor(1000 * power) / 10:.1f}%"

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from coalmine.verdict.findings.finding import Doubt, Refutation
+from coalmine.verdict.findings.finding import Doubt, Refutation, at_least
 
 MORE = "insert more canaries, or stronger ones, and use canaries of gradients too: they can confirm a claim"
 
@@ -24,9 +24,10 @@ class RecordsAboveClaim(Refutation):
 
     def sentence(self) -> str:
         group = f" for a group of {self.copies}" if self.copies > 1 else ""
+        least = at_least(self.epsilon, above=self.claimed_epsilon)
         return (
             f"outputs of {self.sees} tell which of {self.canaries:,} records were inserted: ε is at least "
-            f"{self.epsilon:.3g}{group}, with {self.confidence:.2%} confidence, above the claimed {self.claimed_epsilon:.4g}"
+            f"{least}{group}, with {self.confidence:.2%} confidence, above the claimed {self.claimed_epsilon:.4g}"
         )
 
 

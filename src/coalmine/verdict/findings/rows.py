@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from coalmine.verdict.findings.finding import Doubt, Refutation
+from coalmine.verdict.findings.finding import Doubt, Refutation, at_least
 
 CAUSES = "look for rows that see each other, a lost hook, or a clip of something other than a whole row"
 
@@ -30,7 +30,7 @@ class RowAboveClaim(Refutation):
     def plain(self) -> str:
         return (
             f"one client moves the sum of round {self.step} by {self.factor:.3g} clip norms instead of at "
-            f"most 1, which makes ε at least {self.epsilon:.3g}"
+            f"most 1, which makes ε at least {at_least(self.epsilon)}"
         )
 
     def advice(self) -> str:
