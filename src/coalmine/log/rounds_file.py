@@ -145,7 +145,9 @@ class RoundLog:
 
     def records(self) -> Iterator[tuple[str, Any]]:
         """Every record in order, including skipped rounds and the final model. Digests were compared when it was opened."""
-        for kind, item, _, _ in scan_records(_Reader(self._open_handle()), self._end, self._path, checked=False, trusted=True):
+        for kind, item, _, _ in scan_records(
+            _Reader(self._open_handle()), self._end, self._path, checked=False, trusted=True
+        ):
             yield kind, item
 
     def prepare(self, item: Round) -> None:
