@@ -6,7 +6,7 @@ TESTS := -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
 PYTEST := $(BIN)/python $(TESTS)
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: run reproduce test test-full test-all coverage check docs docs-serve bench fuzz studies lowest newest clean wheel dist
+.PHONY: run reproduce test test-full test-all coverage check docs docs-serve bench fuzz studies lowest newest locked clean wheel dist
 .DELETE_ON_ERROR:
 
 # An honest training run, which keeps its claim, and the same with half the noise, which breaks it; 0 if both are found.
@@ -72,11 +72,19 @@ wheel: .venv/wheel.done
 	cd build/wheel && venv/bin/python ../../tests/try_wheel.py cli
 	touch $@
 
-# The release: an sdist, the wheel that it makes, and a check that PyPI can show their description.
+# Exactly the versions and files of requirements.lock, and nothing that an index may have changed; torch, whose CPU wheels are
+# apart, by its version. `python .ci/lock.py` writes the lock again after a change of constraints.txt.
+locked: .venv/bin/python
+	$(BIN)/python -m pip --disable-pip-version-check install --quiet --no-deps --require-hashes --requirement requirements.lock
+	$(PIP) --no-deps torch
+	$(BIN)/python -m pip --disable-pip-version-check install --quiet --no-deps --no-build-isolation --editable .
+
+# The release: an sdist, the wheel that it makes, a check that PyPI can show their description, and a bill of materials.
 dist: .venv/dev.done
 	rm -rf dist
 	$(BIN)/python -m build --no-isolation --outdir dist .
 	$(BIN)/python -m twine check --strict dist/*
+	$(BIN)/python .ci/sbom.py > dist/coalmine-$$($(BIN)/python -c 'import coalmine; print(coalmine.__version__)').cdx.json
 
 # The tests with the lowest versions that pyproject.toml allows, and with the newest available, each in its own environment.
 lowest newest: .venv/dev.done

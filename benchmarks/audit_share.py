@@ -27,7 +27,7 @@ from coalmine.simulation.planned_privacy import PlannedPrivacy
 from coalmine.simulation.population import random_partition
 from coalmine.simulation.tasks import Task
 
-BAR = 0.03
+BAR = 0.01
 PAIRS, STRETCH, CLIENTS, EXAMPLES_EACH = 8, 6, 34, 111  # the digits of one MNIST writer
 
 

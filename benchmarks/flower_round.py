@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-BAR = 0.05
+BAR = 0.02
 DIM, CANARIES, NODES, CANARY_NODES = 1_000_000, 1_000, 50, 5
 INPUTS, HIDDEN, CLASSES = 799, 1111, 100  # a network of exactly DIM weights
 STEPS = 7  # of 16 examples

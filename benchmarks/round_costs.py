@@ -6,7 +6,7 @@ work that no audit avoids: the three transforms of the canaries for one round, o
 with one layer, and of the first ones.
 
     python -m benchmarks.round_costs --json benchmarks/results/round_costs.json
-    python -m studies.scaling_costs --write-docs       writes the table into docs/evidence/scaling.md
+    python -m studies.scaling_costs --write-docs       fits exponents, and writes the table into docs/evidence/scaling.md
 """
 
 import argparse
@@ -18,7 +18,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from coalmine import Audit
@@ -86,12 +85,6 @@ def median(measure: Callable[[], float]) -> float:
     return statistics.median(taken[2:] or taken)
 
 
-def growth(points: list[tuple[float, float]]) -> float:
-    """The exponent p of seconds ~ size^p, by least squares in logs."""
-    sizes, seconds = np.log(np.array(points)).T
-    return float(np.polyfit(sizes, seconds, 1)[0])
-
-
 def by_size(sizes: tuple[int, ...], make: Callable[[int], Rounds]) -> list[dict[str, float]]:
     """A round and its floor for each size."""
     rows = []
@@ -147,9 +140,6 @@ def main(arguments: list[str] | None = None) -> int:
         found["canaries"] = by_size(CANARIES, lambda count: Rounds(DIM, count))
         found["layers"] = by_layers()
         found["rounds"], found["result"] = by_rounds(given.rounds)
-    for name, rows in found.items():
-        if name != "device":
-            print(f"{name}: seconds grow like size^{growth([(row['size'], row['seconds']) for row in rows]):.2f}")
     if given.json:
         given.json.write_text(json.dumps(found, indent=1) + "\n")
     return 0

@@ -15,13 +15,14 @@ from fuzz.cases import Fault, case_rng, run_case
 
 # Cases out of 1,000 for each part.
 PARTS = {
-    "cli_arguments": 200,
+    "cli_arguments": 180,
     "configs": 170,
     "score_files": 150,
     "run_directories": 180,
     "audit_arguments": 120,
     "flower_replies": 20,
     "archives": 40,
+    "composed": 20,
 }
 MOST_SHOWN = 40
 MEMORY = 8 << 30  # bytes of address space: a case that reads an endless file fails instead of filling the machine

@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from coalmine.canaries.blocked import LARGEST_BLOCK, cut_into_blocks
 from coalmine.measure.coordinate_sums import QUANTILES, CoordinateSums
 from coalmine.measure.noise_law import NoiseParts, block_sizes, summed_sizes
@@ -34,6 +36,13 @@ GPU_BYTES = 139 * 2**30
 SMALL = 4_050_748  # parameters of the model in canaries_cuda.json
 STATE = 3  # extra numbers of each rank in a sum
 SUMS, PROCESSES = 30, (2, 4, 8)
+GROWING = {
+    "coordinates": "coordinates",
+    "canaries": "canaries (10^6 coordinates)",
+    "layers": "layers (10^6 coordinates)",
+    "rounds": "rounds before (2,000 coordinates)",
+    "result": "rounds of a result",
+}
 
 CHILD = """
 import statistics, sys, time
@@ -189,6 +198,8 @@ def tables() -> dict[str, str]:
         "sums": sums_table(),
         "H200": gpu_table(),
         "CPU": cpu_table(),
+        "growth": growth_table(),
+        "steps": steps_table(),
         "ranks": ranks_table(),
         "federation": federation_table(),
         "computed": computed_table(),
@@ -243,6 +254,35 @@ def cpu_table() -> str:
         rows.append([name, *times, f"{row['time_ratio']:.2f}", *memory, f"{row['memory_ratio']:.2f}"])
     head = ["", "flat", "dict", "ratio", "extra vectors, flat", "dict", "ratio"]
     return _markdown(head, rows)
+
+
+def growth_table() -> str:
+    """What benchmarks/round_costs.py measured: milliseconds by size, their floor, and the exponent of a power law."""
+    figures = json.loads((RESULTS / "round_costs.json").read_text())
+    rows = [_growth_row(what, figures[name]) for name, what in GROWING.items()]
+    return _markdown(["what grows", "from … to", "ms", "floor, ms", "exponent"], rows)
+
+
+def steps_table() -> str:
+    """What benchmarks/opacus_small.py measured."""
+    rows = []
+    for row in json.loads((RESULTS / "opacus_small.json").read_text()):
+        more = [row["mode"]] * (row["mode"] != "hooks") + ["split batches"] * (row["physical"] is not None)
+        more += ["all through the clip"] * row["all_through_clip"]
+        name = ", ".join([row["model"], f"{row['canaries']:,} canaries", *more])
+        times = [_milliseconds(1e3 * row[kind]) for kind in ("plain_wall", "audited_wall")]
+        rows.append([name, *times, f"{row['share_wall']:.0%}", f"{row['finish']['wall']:.1f}"])
+    return _markdown(["training", "step, ms", "audited, ms", "more", "`finish`, s"], rows)
+
+
+def _growth_row(what: str, points: list[dict[str, float]]) -> list[str]:
+    times = [
+        ", ".join(_milliseconds(1e3 * row[kind]) for row in points if kind in row) for kind in ("seconds", "floor")
+    ]
+    logs = np.log([(row["size"], row["seconds"]) for row in points])
+    exponent = float(np.polyfit(logs[:, 0], logs[:, 1], 1)[0])  # of seconds ~ size^exponent
+    ends = [f"{points[place]['size']:,.0f}" for place in (0, -1)]
+    return [what, " … ".join(ends), times[0], times[1] or "–", f"{exponent:.2f}"]
 
 
 def ranks_table() -> str:

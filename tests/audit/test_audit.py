@@ -209,6 +209,31 @@ def test_schedules_are_balanced_and_depend_on_the_seed():
     assert any((other.canaries_in_round(t) != audit.canaries_in_round(t)).any() for t in range(1, 21))
 
 
+@pytest.mark.parametrize("deferred", [False, True])
+@pytest.mark.parametrize("layers", [None, [("a", 60), ("b", 40)]])
+def test_a_learning_rate_of_zero_is_a_skipped_round(deferred, layers):
+    """Everything that is in the units of the model delta is 0 then. A release without a clip norm is refused."""
+    own, rng = (
+        Audit(100, canaries=20, unobserved=20, seed=1, delta=1e-5, deferred=deferred, layers=layers),
+        np.random.default_rng(0),
+    )
+    for number, rate in enumerate((1.0, 0.0, 0.5), start=1):
+        total = own.updates([1, 2], 1.0) + rng.normal(size=100)
+        facts = {"others": np.zeros(100), "noise_std": rate * 1.0, "clip_norm": rate * 1.0}
+        own.observe_round(number, rate * total, present=[1, 2], **facts)
+    own.flush()
+    assert [item.number for item in own.log.rounds() if not item.skipped] == [1, 3]
+    assert own.result().skipped == 1
+
+    def release_without_clip_norm():
+        own.observe_round(4, np.ones(100), present=[1], clip_norm=0.0)
+        own.flush()
+
+    with pytest.raises(ValueError, match="clip_norm must be above 0, got 0"):
+        release_without_clip_norm()
+    assert own.last_round == 3
+
+
 def test_a_zero_delta_counts_as_a_skipped_round_and_gaps_are_allowed():
     audit = Audit(100, **SETTINGS)
     audit.observe_round(2, np.ones(100), present=[0])

@@ -201,8 +201,12 @@ def test_scores_are_those_of_a_model_by_hand():
     assert losses.score(lambda images: images.reshape(len(images), -1) @ weights.T + bias) == pytest.approx(
         expected, abs=1e-5
     )
-    assert losses.score(model, reference=model) == pytest.approx(np.zeros(200))
-    assert losses.score(model, reference=np.ones(200)) == pytest.approx(expected - 1, abs=1e-5)
+    assert losses.score(model, reference=model) == pytest.approx(np.full(200, expected.mean()), abs=1e-5)
+    assert losses.score(model, reference=np.ones(200)) == pytest.approx(expected, abs=1e-5)
+    earlier = np.random.default_rng(7).normal(size=200)
+    slope = np.polyfit(earlier, expected, 1)[0]
+    beyond = expected - slope * (earlier - earlier.mean())
+    assert losses.score(model, reference=earlier) == pytest.approx(beyond, abs=1e-5)
     own_score = mislabelled(by=lambda _, images, labels: images.mean(axis=(1, 2, 3)) + labels)
     assert own_score.score(None) == pytest.approx(canaries.inputs.mean(axis=(1, 2, 3)) + canaries.labels, abs=1e-6)
 
@@ -256,7 +260,8 @@ def test_the_score_without_adapter_is_subtracted():
 
     model, canaries = Peft(36, 10), mislabelled()
     plain = canaries.score(model)
-    assert canaries.score(model, reference="without adapter") == pytest.approx(plain / 2, abs=1e-5)
+    found = canaries.score(model, reference="without adapter")
+    assert found == pytest.approx(np.full(200, plain.mean()), abs=1e-5)  # the adapter doubles, which the line predicts
     with pytest.raises(TypeError, match="needs a model of peft, got 'Sequential'"):
         canaries.score(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(36, 10)), reference="without adapter")
 

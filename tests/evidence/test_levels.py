@@ -19,7 +19,7 @@ from coalmine.evidence.gauges.subspace import Subspace
 from coalmine.evidence.views import read_log
 from coalmine.verdict import alarm, claim_context, level_ledger, rung_claim
 from coalmine.verdict.findings.amplified import AccountantFacts
-from coalmine.verdict.findings.checks import ClientTooLoud, SilentCoordinates
+from coalmine.verdict.findings.checks import ClientTooLoud, ReplyMovesTooFar, SilentCoordinates
 from coalmine.verdict.findings.finding import all_findings
 from coalmine.verdict.findings.noise import LessThanStated, StatedTooLittle
 from coalmine.verdict.findings.rows import RowAboveClaim
@@ -63,7 +63,8 @@ def test_the_tests_use_the_levels_of_the_ledger():
 
 def test_every_code_of_a_violation_is_in_the_ledger():
     """But for those in which no chance is involved, those that wrap another, and those of checks of a function."""
-    certain = (AccountantFacts, StatedTooLittle, LessThanStated, SilentCoordinates, ClientTooLoud, RowAboveClaim)
+    moved = (RowAboveClaim, ReplyMovesTooFar)
+    certain = (AccountantFacts, StatedTooLittle, LessThanStated, SilentCoordinates, ClientTooLoud, *moved)
     refuting = [each for each in all_findings() if each.outcome == VIOLATION]
     listed = {code for entry in (*level_ledger.LEDGER, *level_ledger.ALARM_LEDGER) for code in entry.codes}
     assert {each.code for each in refuting if not issubclass(each, certain)} == listed

@@ -36,6 +36,7 @@ from coalmine.estimators.sampling import Poisson  # noqa: E402
 from coalmine.evidence.ladder import ladder  # noqa: E402
 from coalmine.integrations.opacus import audited, named_layers, unaudited  # noqa: E402
 from coalmine.integrations.opacus.gradients import OneProcess  # noqa: E402
+from coalmine.integrations.opacus.steps import _later_sum  # noqa: E402
 from coalmine.integrations.recorder import RunRecorder  # noqa: E402
 from coalmine.integrations.setup import refuse_result  # noqa: E402
 from coalmine.log.run_directory import RunDirectory  # noqa: E402
@@ -513,6 +514,14 @@ def test_gradients_overwritten_in_place_are_an_error():
     busy.set()
     with pytest.raises(ValueError, match=r"were overwritten in place.*or pass audited\(deferred=False\)"):
         optimizer.audit.flush()
+
+
+def test_gradients_are_let_go_once_they_are_summed():
+    """Otherwise the next step's gradients cannot take their memory, and each of its pages is new."""
+    samples = [torch.ones(3, 4), 2 * torch.ones(3, 1)]
+    total = _later_sum(samples, 1.0, [each._version for each in samples])
+    torch.testing.assert_close(total, 3 * torch.tensor([1.0, 1, 1, 1, 2]) / 8**0.5)
+    assert samples == []
 
 
 def test_a_checkpoint_of_the_optimizer_waits_for_the_log(tmp_path):

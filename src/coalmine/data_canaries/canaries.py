@@ -158,8 +158,8 @@ class DataCanaries:
         """A score for each canary; high means that the model looks trained on it.
 
         `model` is a torch module, or a function from a batch of inputs to logits. It is evaluated without dropout, and is
-        left as it was. `reference` is subtracted: another model, earlier scores of the untrained one, or "without adapter"
-        for a model of peft.
+        left as it was. What the scores of a `reference` predict is subtracted: another model, earlier scores of the
+        untrained one, or "without adapter" for a model of peft.
         """
         records = model_scores(model, self.inputs, self.labels, self.by, reference=reference, batch_size=batch_size)
         summed = np.bincount(self.owners, weights=records, minlength=len(self))

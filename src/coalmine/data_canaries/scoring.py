@@ -40,7 +40,7 @@ def model_scores(
     reference: Reference = None,
     batch_size: int | None = None,
 ) -> Floats:
-    """A number for each record, less that of the reference."""
+    """A number for each record, less what the reference's number predicts of it."""
     size = USUAL_BATCH[TOKENS if labels.ndim == 2 else CLASSES]
     size = size if batch_size is None else whole_number("batch_size", batch_size, minimum=1)
     kept = checked_score(score, labels)
@@ -49,13 +49,23 @@ def model_scores(
         return own
     if isinstance(reference, str):
         one_of("reference", reference, (WITHOUT_ADAPTER,))
-        return own - without_adapter(model, lambda: _scores(model, inputs, labels, kept, size))
+        return _beyond(own, without_adapter(model, lambda: _scores(model, inputs, labels, kept, size)))
     if hasattr(reference, "parameters") or callable(reference):
-        return own - _scores(reference, inputs, labels, kept, size)
+        return _beyond(own, _scores(reference, inputs, labels, kept, size))
     earlier = finite_array("reference", reference)
     if earlier.shape != own.shape:
         raise ValueError(f"reference must hold one score for each of {own.size} records, got shape {earlier.shape}")
-    return own - earlier
+    return _beyond(own, earlier)
+
+
+def _beyond(own: Floats, earlier: Floats) -> Floats:
+    """What least squares over all records cannot predict of a score from the reference's.
+
+    A plain difference adds the reference's own spread where training forgets it. The line is fitted without the coins.
+    """
+    centred = earlier - earlier.mean()
+    spread = float(centred @ centred)
+    return own if spread == 0 else np.asarray(own - centred * float(centred @ own) / spread)
 
 
 def without_adapter(model: Any, scored: Callable[[], Floats]) -> Floats:

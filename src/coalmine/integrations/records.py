@@ -18,7 +18,7 @@ LARGEST = 1 << 30  # bytes
 
 
 class WatchedRecords:
-    """The data canaries of a run. Their score is that of the trained model less that of the model before step 1.
+    """The data canaries of a run. Their score is that of the trained model less what the model before step 1 predicts.
 
     `model` returns the model as it is now. Scores are kept in the run's directory, so a run that resumes has them.
     """

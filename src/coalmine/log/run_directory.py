@@ -78,6 +78,8 @@ class RunDirectory:
     def __init__(self, path: Path | str) -> None:
         self._lock: FileLock | None = None
         self._log: RoundLog | None = None
+        self._metrics: int | None = None  # the handle of metrics.jsonl, and where the last line that was written ends
+        self._metrics_end = 0
         self.path = Path(path)
 
     # Writing
@@ -120,6 +122,7 @@ class RunDirectory:
         if self._log is not None:
             self._log.close()
             self._log = None
+        self._close_metrics()
         if self._lock is not None:
             self._lock.release()
             self._lock = None
@@ -150,15 +153,21 @@ class RunDirectory:
         self.lock()
         line = json.dumps(json_ready({"schema_version": SCHEMA_VERSION} | dict(values)), allow_nan=False) + "\n"
         path = self.path / "metrics.jsonl"
-        handle = os.open(path, os.O_RDWR | os.O_CREAT | BINARY, 0o644)
+        if self._metrics is None:  # kept open: this is called in every round
+            self._metrics = os.open(path, os.O_RDWR | os.O_CREAT | BINARY, 0o644)
         try:
-            size = os.fstat(handle).st_size
-            torn = size > 0 and read_at(handle, 1, size - 1) != b"\n"
-            write_at(handle, ("\n" * torn + line).encode(), size)
+            size = os.fstat(self._metrics).st_size
+            torn = size not in (0, self._metrics_end) and read_at(self._metrics, 1, size - 1) != b"\n"
+            data = ("\n" * torn + line).encode()
+            write_at(self._metrics, data, size)
+            self._metrics_end = size + len(data)
         except OSError as error:
             raise OSError(error.errno, error.strerror, str(path)) from None
-        finally:
-            os.close(handle)
+
+    def _close_metrics(self) -> None:
+        if self._metrics is not None:
+            os.close(self._metrics)
+            self._metrics = None
 
     def sync_metrics(self) -> None:
         """Return once the lines of metrics are on disk, so that no checkpoint is ahead of them after a power cut."""
@@ -169,6 +178,7 @@ class RunDirectory:
     def rewind_metrics_to(self, round_number: int) -> None:
         """Remove the metrics of later rounds, and damaged lines."""
         self.lock()
+        self._close_metrics()
         kept = [line for line in self.read_metrics() if line.get("round", 0) <= round_number]
         text = "".join(json.dumps(line, allow_nan=False) + "\n" for line in kept)
         write_atomically(self.path / "metrics.jsonl", text.encode())

@@ -183,6 +183,7 @@ class FlatMeasurer(Measurer[MeasuredVectors]):
         norm = vector_norm("model_delta", model_delta)
         if norm == 0:
             return Round(number=facts.number, skipped=True)
+        facts.check_released()
         if callable(others):
             others = self._vector("others", others())
         present, left, rest_norm = facts.indices, None, 0.0

@@ -161,6 +161,7 @@ class Measurer(ABC, Generic[Held]):
         settings = self._settings
         if measured.release.norm == 0:
             return Round(number=facts.number, skipped=True)
+        facts.check_released()
         sums = self._coordinate_sums
         if sums is None or sums.is_out_of_order(facts.number):
             self._coordinate_sums = self._new_sums()

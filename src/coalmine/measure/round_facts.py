@@ -43,12 +43,17 @@ class RoundFacts:
         return cls(
             number=number,
             present=np.array(indices, dtype=np.int32),
-            clip_norm=1.0 if clip_norm is None else checked_clip_norm(clip_norm),
+            clip_norm=1.0 if clip_norm is None else _clip_norm_or_none_at_all(clip_norm),
             clip_declared=clip_norm is not None,
             noise_std=None if noise_std is None else _noise_std(noise_std),
             scale=_usable_size("scale", scale),
             participants=None if participants is None else _cohort_size(participants, len(indices)),
         )
+
+    def check_released(self) -> None:
+        """Refuse a clip norm of 0 in a round that released something: only a skipped round, at rate 0, has one."""
+        if self.clip_norm == 0:
+            raise ValueError("clip_norm must be above 0, got 0.0: it may be 0 only where model_delta is 0")
 
     @property
     def indices(self) -> list[int]:
@@ -70,6 +75,12 @@ def observed_indices(present: Iterable[SupportsIndex], settings: Settings) -> li
     if len(set(indices)) < len(indices):
         raise ValueError("present canaries must differ, got one twice")
     return indices
+
+
+def _clip_norm_or_none_at_all(value: float) -> float:
+    """A checked clip norm, or the 0 of a round in which nothing moves, for example at a learning rate of 0."""
+    number = one_number("clip_norm", value)
+    return 0.0 if number == 0 else checked_clip_norm(number)
 
 
 def checked_clip_norm(value: float) -> float:

@@ -156,7 +156,7 @@ class Remembered:
         found: dict[str, tuple[Any, str]] = {}
         for start, part in self._model.named_modules():
             own = {key: (vars(part), key) for key in vars(part) if key not in OF_TORCH}
-            own |= {key: (part._buffers, key) for key in part._non_persistent_buffers_set}
+            own |= {key: (part._buffers, key) for key in getattr(part, "_non_persistent_buffers_set", ())}
             found |= {f"{start}.{key}".lstrip("."): owner for key, owner in own.items()}
         return found
 

@@ -77,10 +77,13 @@ def format_rounds(count: int, step: str = STEP) -> str:
 def short_power(value: float) -> str:
     """A small number as people type it.
 
-    >>> short_power(1e-5), short_power(0.01)
-    ('1e-5', '0.01')
+    >>> short_power(1e-5), short_power(1.2e-4), short_power(0.01)
+    ('1e-5', '1.2e-4', '0.01')
     """
-    return f"{value:.3g}".replace("e-0", "e-")
+    if not 0 < value < 1e-3:
+        return f"{value:.3g}"
+    mantissa, exponent = f"{value:.2e}".split("e")
+    return f"{float(mantissa):g}e{int(exponent)}"
 
 
 def plural(noun: str) -> str:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from opacus.optimizers import DPOptimizer
 
 from coalmine.argument_checks import Floats
@@ -66,24 +67,35 @@ class RowSelection:
 
     def canaries(self, examples: int) -> Indices:
         count, size = self._audit.settings.canaries, self._ranks.size
+        if not self._ranks.several:
+            rows = self.picked.rows_in_step(examples)
+            self.participants = rows.size
+            return self._present(self._pairing.times(rows), _most_picks(rows))
 
         def count_picks() -> Floats:
             """How often each canary's row was picked, the number of rows, and the picks of the most frequent row."""
             rows = self.picked.rows_in_step(examples)
-            repeated = len(set(rows.tolist())) < rows.size
-            most = np.unique(rows, return_counts=True)[1].max() if repeated else 1
-            slots = (own_slot(self._ranks, rows.size), own_slot(self._ranks, most))
+            slots = (own_slot(self._ranks, rows.size), own_slot(self._ranks, _most_picks(rows)))
             return np.concatenate([self._pairing.times(rows), *slots])
 
         total = self._ranks.sum_of(count + 2 * size, count_picks, number=self._audit.last_round + 1, arguments={})
         times, sizes, most = total[:count].astype(np.int64), total[count:-size], total[-size:]
         self.participants = int(sizes.sum())
-        most_picks = int(max(most.max(), times.max(initial=1)))
+        return self._present(times, int(most.max()))
+
+    def _present(self, times: npt.NDArray[np.int64], most: int) -> Indices:
+        """The canaries in a step, from how often each row was picked; and `repeats`."""
+        most_picks = max(most, int(times.max(initial=1)))
         self.most_times = max(self.most_times, most_picks)
         self.last_has_repeats = most_picks > 1
         self.steps_with_repeats += self.last_has_repeats
         once, self.repeats = present(times)
         return once
+
+
+def _most_picks(rows: npt.NDArray[np.int64]) -> int:
+    """How often the most frequent row was picked, at least once."""
+    return int(np.unique(rows, return_counts=True)[1].max()) if len(set(rows.tolist())) < rows.size else 1
 
 
 Selection = SeedSelection | RowSelection

@@ -61,7 +61,8 @@ def group_squares(vector: Any, groups: Sequence[slice]) -> Floats:
 
 def difference(first: Any, second: Any) -> Any:
     """first - second on the device and in the precision of `first`."""
-    return first - (numpy_vector(second) if is_tensor(second) else second)
+    with np.errstate(invalid="ignore", over="ignore"):  # the length of the difference is checked
+        return first - (numpy_vector(second) if is_tensor(second) else second)
 
 
 def stacked(rows: Sequence[Any]) -> Any:
