@@ -29,6 +29,7 @@ STUDIES = [
     ["-m", "studies.data_canaries", "--jobs", "2"],
     ["-m", "studies.other_frameworks"],
     ["-m", "studies.nvflare_svt"],
+    ["-m", "studies.field"],
     ["-m", "studies.reproduction"],
     ["-m", "studies.notebook"],
     ["-m", "fuzz", "--cases", "100000", "--seed", "2"],

@@ -328,3 +328,23 @@ def test_findings_use_the_unit_that_was_named():
     assert "one document" in text
     assert "one row" not in text
     assert "4 real documents in 1 step" in found.details()
+
+
+class OwnGenerator(nn.Module):
+    """Dropout from a generator that the model holds."""
+
+    def __init__(self):
+        super().__init__()
+        self.generator = torch.Generator().manual_seed(3)
+
+    def forward(self, x):
+        return x * (torch.rand(x.shape, generator=self.generator) < 0.7)
+
+
+def test_a_generator_that_the_model_holds_is_frozen_and_left_as_it_was():
+    honest = Run(mlp(OwnGenerator))
+    assert honest.item.status == "checked"
+    without = Run(mlp(OwnGenerator), replay=False)
+    assert torch.equal(honest.model._module[1].generator.get_state(), without.model._module[1].generator.get_state())
+    pairs = zip(honest.model.parameters(), without.model.parameters(), strict=True)
+    assert all(torch.equal(one, other) for one, other in pairs)

@@ -21,8 +21,8 @@ def gradients_never_cleared(rng):
     kept = [0.0]
 
     def release(rows):
-        kept[0] = kept[0] + rows
-        return (clipped(kept[0]).sum(axis=0) + rng.normal(size=rows.shape[1])) / len(rows)
+        kept[0] = clipped(kept[0] + rows)  # the clip changes the gradients in place
+        return (kept[0].sum(axis=0) + rng.normal(size=rows.shape[1])) / len(rows)
 
     return release
 
@@ -42,6 +42,42 @@ def batch_clip(rng):
 def test_a_fault_of_a_public_package_never_passes(fault, seed):
     result = check_private(fault(RNG(seed)), epsilon=EPSILON, delta=1e-5, dim=1_000, seed=seed)
     assert result.verdict.outcome != "PASS"
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_a_batch_clip_whose_generator_cannot_be_replayed_never_passes(seed):
+    """TensorFlow draws its noise where no replay reaches, and a batch of many hides what one client can do."""
+
+    def noises():  # a generator of Python cannot be copied
+        rng = RNG(seed)
+        while True:
+            yield rng.normal(size=1_000)
+
+    noise = noises()
+
+    def release(rows):
+        return clipped(rows.mean(axis=0)) + next(noise)
+
+    result = check_private(release, epsilon=EPSILON, delta=1e-5, dim=1_000, clients=40, seed=seed)
+    assert result.verdict.outcome != "PASS"
+
+
+@pytest.mark.parametrize(("clients", "scale"), [(100, 10.0), (20, 1.0), (3, 10.0)])
+def test_what_is_left_of_an_earlier_call_never_passes(clients, scale):
+    """The clip of the last update hides what is left of long ones behind it: short updates bring it out."""
+    release = gradients_never_cleared(RNG(5))
+    found = check_private(release, epsilon=EPSILON, delta=1e-5, dim=1_000, clients=clients, scale=scale)
+    assert found.verdict.outcome != "PASS"
+
+
+def test_a_correct_function_carries_nothing_over():
+    for seed in range(3):
+        rng = RNG(seed)
+        found = check_private(
+            lambda rows, rng=rng: clipped(rows).sum(axis=0) + rng.normal(size=rows.shape[1]),
+            epsilon=EPSILON, delta=1e-5, dim=1_000, seed=seed,
+        )  # fmt: skip
+        assert found.verdict.outcome == "PASS"
 
 
 @pytest.mark.parametrize("seed", [0, 1])

@@ -278,3 +278,42 @@ def test_the_least_noise_of_one_round_is_not_taken_for_that_of_other_flagged_rou
         assert (
             audited(stated, Claim(0.85 * composed(true), participations=20), **settings).verdict.outcome == "VIOLATION"
         )
+
+
+def any_schedule(rng):
+    """Noise of 1 to 55 rounds that grows, shrinks, oscillates, changes once, hardly changes, or has two scales."""
+    rounds = int(rng.choice([1, 2, 3, 5, 8, 13, 21, 34, 55]))
+    low, high = np.sort(rng.uniform(0.3, 4, size=2))
+    number = np.arange(rounds)
+    wave = (np.sin(number * rng.uniform(0.3, 3)) + 1) / 2
+    return [
+        np.linspace(low, high, rounds),
+        np.linspace(high, low, rounds),
+        low + (high - low) * wave,
+        np.where(number == rng.integers(rounds), low, high),
+        np.where(number < rounds * rng.random(), low, high),
+        rng.uniform(low, high, size=rounds),
+        high * (1 + 1e-5 * rng.random(rounds)),
+        np.where(rng.random(rounds) < 0.3, low, 20 * high),
+    ][int(rng.integers(8))]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("seeds", [range(0, 20), range(20, 40)], ids=str)
+def test_random_schedules_are_never_refuted_and_missing_noise_never_passes(seeds):
+    """Any number of rounds and canaries, each canary in some of the rounds, and the claim is for those with least noise."""
+    for seed in seeds:
+        rng = np.random.default_rng(seed)
+        stated = any_schedule(rng)
+        rounds, canaries = len(stated), int(rng.choice([12, 30, 100, 400]))
+        times = int(rng.integers(1, rounds + 1))
+        chosen = np.array([rng.permutation(rounds) < times for _ in range(canaries)])
+        weakest = np.sort(stated)[:times]
+        settings = {"canaries": canaries, "present": [np.flatnonzero(row) for row in chosen.T], "presentations": times}
+        claim = Claim(composed(weakest), participations=times)
+        honest = audited(stated, claim, seed=seed, watched=True, **settings)
+        assert honest.verdict.outcome != "VIOLATION", seed
+        assert honest.alarm is None, seed
+        for true in (0.55 * stated, np.where(stated <= weakest[-1], 0.55 * stated, stated)):
+            broken = audited(stated, claim, seed=10_000 + seed, true=true, **settings)
+            assert broken.verdict.outcome != "PASS", seed

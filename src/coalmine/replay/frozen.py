@@ -1,16 +1,12 @@
 """What a function keeps between its calls, so that a call can be repeated: generators, closures, globals, attributes."""
 
 import functools
-import random
-import sys
 import sysconfig
 import types
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import numpy as np
-
-from coalmine.replay.randomness import Randomness
+from coalmine.replay.randomness import Randomness, is_generator
 from coalmine.replay.state import Contents
 
 DEEPEST, MOST, LONGEST = 8, 5_000, 1_000  # of the search: links from the function, objects, and entries of a container
@@ -50,7 +46,7 @@ class Frozen:
         if id(thing) in self._seen or depth > DEEPEST or len(self._seen) > MOST:
             return
         self._seen[id(thing)] = thing
-        if _is_generator(thing):
+        if is_generator(thing):
             self._generators.append(thing)
         elif isinstance(thing, types.FunctionType):
             self._visit_function(thing, depth + 1)
@@ -107,13 +103,6 @@ class Frozen:
 
 def _refill_cell(cell: Any, content: Contents) -> None:
     cell.cell_contents = content.restored()
-
-
-def _is_generator(thing: Any) -> bool:
-    if isinstance(thing, np.random.Generator | np.random.RandomState | random.Random):
-        return not isinstance(thing, random.SystemRandom)
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(thing, torch.Generator)
 
 
 def _has_state(thing: Any) -> bool:

@@ -10,6 +10,14 @@ import numpy as np
 from coalmine.argument_checks import WrongTypeError, short_repr
 
 
+def is_generator(thing: Any) -> bool:
+    """Whether this is a random generator whose state can be restored."""
+    if isinstance(thing, np.random.Generator | np.random.RandomState | random.Random):
+        return not isinstance(thing, random.SystemRandom)
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(thing, torch.Generator)
+
+
 class Randomness:
     """The states of all global generators at one moment: torch on CPU and CUDA, numpy's, Python's, and those given."""
 

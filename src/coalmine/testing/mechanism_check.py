@@ -36,7 +36,7 @@ from coalmine.testing.call_plan import (
     uneven,
 )
 from coalmine.testing.likely_fault import TrialReading, likely_fault
-from coalmine.testing.release_calls import ROUNDED_NOISE, Progress, ReleaseTrials
+from coalmine.testing.release_calls import ROUNDED_NOISE, Progress, ReleaseTrials, carried_over, make_after
 from coalmine.testing.replayed_calls import ReplayedCalls, replay_calls
 from coalmine.testing.shaped_calls import ShapedPattern, shaped_patterns
 from coalmine.testing.tested_mechanism import Adjacency, Aggregate, Mechanism, checked_mechanism
@@ -44,7 +44,7 @@ from coalmine.testing.update_arrays import Form
 from coalmine.verdict.claim_context import ROUNDED
 from coalmine.verdict.coverage import AuditedItem, Status
 from coalmine.verdict.findings.canaries import UnevenScores
-from coalmine.verdict.findings.checks import NoiseFollowsData, ReplyMovesTooFar, ShrunkByOthers
+from coalmine.verdict.findings.checks import CarriedOver, NoiseFollowsData, ReplyMovesTooFar, ShrunkByOthers
 from coalmine.verdict.findings.finding import Significance
 from coalmine.verdict.findings.gauges import GaugeReading, NoisePartlyLeft, NoiseRemovable, OutsideLimits
 from coalmine.verdict.findings.power import DetectableInCalls, EnoughPower, PowerFacts, TooFewCalls
@@ -52,6 +52,9 @@ from coalmine.verdict.gauge_proofs import reading_of
 from coalmine.verdict.outcome import Outcome
 from coalmine.verdict.verdict import Verdict
 
+AFTER_CALLS = 6  # pairs of calls that show what is left of one call's updates in the next
+FAINT = 0.5  # share of the contribution that the claim allows, below which single clients get more calls
+LONELY_CALLS = 120
 LONGEST_ASSORTED = 30.0  # largest norm of the pattern, in clip norms
 NOISE_RATIO = (
     0.5  # noise at other norms over that at the main one, or its inverse; below it, the noise follows the data
@@ -143,7 +146,11 @@ def check_private(
 def _check(mechanism: Mechanism, seed: bytes, progress: Progress | None) -> tuple[AuditResult, bool]:
     """One whole check: the main pattern decides, unless another one refutes the claim. Also whether chance is excluded."""
     plan, patterns, shaped = _plan(mechanism)
-    total = sum(count for _, count in patterns) + (mechanism.noise is None) + len(shaped) * plan.others
+    total = (
+        sum(count for _, count in patterns)
+        + (mechanism.noise is None) * (1 + 2 * AFTER_CALLS)
+        + len(shaped) * plan.others
+    )
     trials = ReleaseTrials(mechanism, plan, seed, progress, main=patterns[0][0], total=total)
     due: list[tuple[Pattern | ShapedPattern, int]] = [*patterns, *((pattern, plan.others) for pattern in shaped)]
     order = np.random.default_rng(list(seed[:64]) or [0])
@@ -164,7 +171,28 @@ def _check(mechanism: Mechanism, seed: bytes, progress: Progress | None) -> tupl
     while mechanism.noise is None and not trials.detected(main) and trials.count(main) < most:
         for _ in range(plan.groups):
             trials.make(main, trials.count(main))
+    if mechanism.noise is None:
+        for number in range(AFTER_CALLS):
+            make_after(trials, main, number)
+        _compare_faint(mechanism, main, trials)
     return _combined(mechanism, [pattern for pattern, _ in patterns], shaped, trials, seed)
+
+
+def _lonely(mechanism: Mechanism) -> Pattern:
+    """One very long update at a time, all others short."""
+    length = mechanism.scale if mechanism.scale == 1 or mechanism.form.is_half else max(VERY_LONG, mechanism.scale)
+    return replace(alone(mechanism.clients, length), name="lonely")
+
+
+def _compare_faint(mechanism: Mechanism, main: Pattern, trials: ReleaseTrials) -> None:
+    """Single clients, if one among many counts for far less than the claim allows.
+
+    If the batch is clipped, one very long update counts for all that the clip leaves.
+    """
+    usual = trials.reading(main)
+    if mechanism.clients > 1 and usual.length < FAINT * usual.noise / mechanism.needed_noise:
+        for number in range(LONELY_CALLS):
+            trials.make(_lonely(mechanism), number)
 
 
 def _plan(mechanism: Mechanism) -> tuple[CallPlan, list[tuple[Pattern, int]], list[ShapedPattern]]:
@@ -325,11 +353,17 @@ def _compared(
         if gauge.status != "ok":
             return replace(result, verdict=Verdict(finding=OutsideLimits(**reading_of(gauge))))
     usual = trials.reading(main)
+    if (carried := carried_over(trials, usual)) is not None:
+        return replace(result, verdict=Verdict(finding=CarriedOver(share=carried)))
     compared: list[Pattern | ShapedPattern] = [*(other for other in others if not other.weighted), *shaped]
     for each in compared if usual.noise > 0 else ():
         ratio = trials.noise_ratio(each)
         if not NOISE_RATIO <= ratio <= 1 / NOISE_RATIO:
             return replace(result, verdict=Verdict(finding=NoiseFollowsData(factor=ratio)))
+    if usual.length > 0 and trials.count(_lonely(mechanism)):
+        lonely = trials.reading(_lonely(mechanism))
+        if lonely.is_longer(usual, 1 / ARRIVES):
+            return replace(result, verdict=Verdict(finding=ShrunkByOthers(length=usual.length / lonely.length)))
     for pattern in others if trials.is_steady() else ():
         kept = trials.arrival(pattern, usual)
         if kept is not None and kept[0] < ARRIVES and kept[0] + ARRIVES_STDS * kept[1] < 1:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import chdtrc
+from scipy.special import chdtrc, ndtr
 
 from coalmine.argument_checks import Floats
 from coalmine.audit import Audit
@@ -27,7 +27,7 @@ from coalmine.evidence.views import read_log
 from coalmine.measure.noise_law import resolution_of
 from coalmine.result.audit_result import AuditResult, Headline
 from coalmine.result.derivation import derive_result, derive_scores
-from coalmine.testing.call_plan import CallPlan, Indices, Pattern
+from coalmine.testing.call_plan import CERTAIN, SHORT, CallPlan, Indices, Pattern
 from coalmine.testing.likely_fault import TrialReading
 from coalmine.testing.shaped_calls import LEVEL as CLIENT_LEVEL
 from coalmine.testing.shaped_calls import ShapedCall, ShapedPattern, client_verdict, judge_shaped
@@ -88,6 +88,7 @@ class ReleaseTrials:
         self._made: dict[str, list[Call]] = {}
         self._shaped: dict[str, list[ShapedCall]] = {}
         self._numbers: dict[str, list[int]] = {}  # when each call of a pattern was made
+        self._after: list[Floats] = []  # scores of earlier updates in the calls after them
         self._rests: list[npt.NDArray[np.float32]] = []  # residuals of all calls, in their order
         self._progress, self._total, self._count = progress, total, 0
 
@@ -409,3 +410,23 @@ class ReleaseTrials:
 def _named(shapes: Shapes) -> list[tuple[str, int]]:
     sizes = [(f"{number} ({'×'.join(map(str, shape))})", math.prod(shape)) for number, shape in enumerate(shapes, 1)]
     return [(name, size) for name, size in sizes if size]
+
+
+def make_after(trials: ReleaseTrials, pattern: Pattern, number: int) -> None:
+    """Call the function as usual, and then with short updates in the opposite directions: is the first still there?"""
+    trials.make(pattern, number)
+    trials._made[pattern.name].pop()
+    trials._numbers[pattern.name].pop()
+    units = trials._units(number % trials._plan.groups)
+    rows = units * (-SHORT * trials._mechanism.clip_norm)
+    vector = trials._released(rows, number if pattern.weighted else None)
+    call = Call(vector=vector, group=0, tested=np.arange(len(units)), along=units @ vector)
+    trials._after.append(call.along / max(math.sqrt(call.variance), TINY))
+
+
+def carried_over(trials: ReleaseTrials, usual: TrialReading) -> float | None:
+    """The share of a client's contribution that is in the next call's release; None if that may be chance."""
+    scores = np.concatenate(trials._after) if trials._after else np.zeros(0)
+    if not scores.size or not usual.length > 0 or ndtr(-float(scores.mean()) * math.sqrt(scores.size)) > CERTAIN:
+        return None
+    return float(scores.mean()) * usual.noise / usual.length

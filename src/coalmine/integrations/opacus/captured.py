@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from coalmine.replay.neighbours import mapped
-from coalmine.replay.randomness import Randomness
+from coalmine.replay.randomness import Randomness, is_generator
 
 LOSS_INSIDE = (
     "the model computes its loss itself, so it has no gradient of outputs by row: pass replay=lambda model, batch: loss"
@@ -26,9 +26,9 @@ class CapturedPass:
     with ghost clipping.
     """
 
-    def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any], generators: Iterable[Any] = ()) -> None:
         self.args, self.kwargs = mapped((args, kwargs), _copy)
-        self.randomness = Randomness()
+        self.randomness = Randomness(generators)
         self.autocast = _autocast()
         self.gradients: list[dict[int, torch.Tensor]] = []
         self.counts: dict[int, int] = {}
@@ -108,7 +108,7 @@ class Capture:
         self.taken, self.waiting = None, 0
 
     def _before(self, _model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._open = CapturedPass(args, kwargs) if torch.is_grad_enabled() else None
+        self._open = CapturedPass(args, kwargs, generators_of(self._model)) if torch.is_grad_enabled() else None
 
     def _after(self, _model: Any, _args: Any, _kwargs: Any, output: Any) -> Any:
         captured, self._open = self._open, None
@@ -123,6 +123,12 @@ class Capture:
             _hook(tensors[0], lambda gradient: captured.note_gradient(0, gradient))
             return None
         return _watched(output, captured.note_gradient)
+
+
+def generators_of(model: torch.nn.Module) -> list[Any]:
+    """The random generators that parts of a model hold as attributes."""
+    held = [value for part in model.modules() for value in vars(part).values()]
+    return list({id(each): each for each in held if is_generator(each)}.values())
 
 
 def by_another_axis(place: int, output: torch.Tensor, rows: int) -> bool:

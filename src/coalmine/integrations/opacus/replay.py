@@ -13,7 +13,14 @@ import torch
 from opacus.optimizers import DPOptimizer, DPOptimizerFastGradientClipping
 
 from coalmine.argument_checks import Floats, one_line, short_repr
-from coalmine.integrations.opacus.captured import Capture, CapturedPass, by_another_axis, by_row, output_tensors
+from coalmine.integrations.opacus.captured import (
+    Capture,
+    CapturedPass,
+    by_another_axis,
+    by_row,
+    generators_of,
+    output_tensors,
+)
 from coalmine.integrations.opacus.faults import Faults
 from coalmine.integrations.opacus.gradients import OneProcess
 from coalmine.integrations.opacus.selection import RowSelection, Selection
@@ -119,7 +126,7 @@ class Replays:
 
     def _replayed(self, step: int, count: int) -> ReplayedStep:
         assert self._capture is not None
-        before = Randomness()
+        before = Randomness(generators_of(self._model))
         with warnings.catch_warnings(action="ignore"), _Held(self._optimizer, self._model, self._faults) as held:
             try:
                 runner = self._runner(held, count)
@@ -143,7 +150,9 @@ class Replays:
             assert self._capture.taken is not None
             return _CapturedRunner(held, self._names(), self._capture.taken, count)
         assert isinstance(self._selection, RowSelection)
-        randomness = Randomness() if self._capture.taken is None else self._capture.taken.randomness
+        randomness = (
+            Randomness(generators_of(self._model)) if self._capture.taken is None else self._capture.taken.randomness
+        )
         batch = self._selection.picked.fetch(count)
         device = self._optimizer.params[0].device
         moved = mapped(batch, lambda leaf: leaf.to(device) if isinstance(leaf, torch.Tensor) else leaf)

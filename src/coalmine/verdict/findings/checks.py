@@ -78,6 +78,21 @@ class NoiseFollowsData(Doubt):
 
 
 @dataclass(frozen=True, kw_only=True)
+class CarriedOver(Doubt):
+    """A call releases updates of the call before it too (a check of a function)."""
+
+    code = "carried over"
+    remedy = "clear every gradient and buffer before the next call"
+    share: float  # of a client's contribution that is in the next release
+
+    def sentence(self) -> str:
+        return (
+            f"{self.share:.2g} of a client's contribution is in the release of the next call too, so its effect is not that "
+            "of one call: gradients or buffers are not cleared"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
 class ShrunkByOthers(Doubt):
     """Long updates shrink those of other clients (a check of a function)."""
 
