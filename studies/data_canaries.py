@@ -221,7 +221,7 @@ def run_leak(row: str, seed: int) -> Record:
 
 def run_broken(row: str, seed: int) -> Record:
     """DP-SGD whose clip was forgotten, with a tenth of the noise, under the claim of the honest one."""
-    return _leak_of_images(row, seed, claim=BROKEN[row], count=3 * CANARIES, epochs=150)
+    return _leak_of_images(row, seed, claim=BROKEN[row], count=2 * CANARIES, epochs=150)
 
 
 def _leak_of_images(row: str, seed: int, *, claim: float | None, count: int, epochs: int) -> Record:

@@ -518,7 +518,7 @@ def _near(found: dict[str, Record]) -> list[list[str]]:
             group = [t for n, t in found.items() if n.startswith(f"near normal, {law}, k = m = {size},")]
             if group:
                 above, offered = (max(t[kind] / t["runs"] for t in group) for kind in ("above", "offered"))
-                cells.append(f"{above:.1%}, offered {offered:.0%}")
+                cells.append(f"{above:.1%} of {min(t['runs'] for t in group)}, offered {offered:.0%}")
         if cells:
             lines.append([law, *cells])
     return lines

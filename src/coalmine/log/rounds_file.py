@@ -139,13 +139,15 @@ class RoundLog:
         """As `rounds`, from the round after `number` on; earlier ones are not read, and digests are not compared again."""
         start = max((entry.end for entry in self._entries if entry.number <= number), default=len(MAGIC))
         reader = _Reader(self._open_handle(), start)
-        for kind, item, _, _ in scan_records(reader, self._end, self._path, checked=False):
+        for kind, item, _, _ in scan_records(reader, self._end, self._path, checked=False, trusted=True):
             if kind == "round" and not item.skipped:
                 yield item
 
     def records(self) -> Iterator[tuple[str, Any]]:
         """Every record in order, including skipped rounds and the final model. Digests were compared when it was opened."""
-        for kind, item, _, _ in scan_records(_Reader(self._open_handle()), self._end, self._path, checked=False):
+        for kind, item, _, _ in scan_records(
+            _Reader(self._open_handle()), self._end, self._path, checked=False, trusted=True
+        ):
             yield kind, item
 
     def prepare(self, item: Round) -> None:
@@ -393,11 +395,12 @@ def decode(head: bytes, body: bytes) -> tuple[str, Round | Final | TrainerRecord
 
 
 def scan_records(
-    file: Any, size: int, path: Path | None, *, checked: bool = True, lost_end: bool = False
+    file: Any, size: int, path: Path | None, *, checked: bool = True, lost_end: bool = False, trusted: bool = False
 ) -> Iterator[tuple[str, Any, int, bytes]]:
     """Kind, record, offset after it and digest, for each whole record up to offset `size`; stops before a torn one.
 
-    Without `checked` digests are not compared, for a file whose digests were checked before. With `lost_end` it also stops
+    Without `checked` digests are not compared, for a file whose digests were checked before. If it is `trusted`, because
+    this process has checked or written every record, types are not looked at either. With `lost_end` it also stops
     before a damaged record that no whole one follows: a power cut may keep a file's length and lose its end.
     """
     digest, number = b"", 0
@@ -423,7 +426,8 @@ def scan_records(
             raise ValueError(f"{path}: record {number} is damaged; restore the file from a copy")
         try:
             kind, item = decode(bytes(head), body)
-            check_types(item)
+            if not trusted:
+                check_types(item)
             if checked:
                 check_values(item)
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
