@@ -240,7 +240,7 @@ def test_token_scores_are_the_same_in_numpy_and_torch_and_ignore_padding():
 def test_the_score_without_adapter_is_subtracted():
     torch = pytest.importorskip("torch")
 
-    class Peft(torch.nn.Linear):
+    class Peft(torch.nn.Linear):  # type: ignore[name-defined]
         on = True
 
         def forward(self, x):

@@ -7,8 +7,9 @@ from scipy import stats
 from scipy.fft import next_fast_len
 
 from coalmine import Audit
+from coalmine.estimators.normality import anscombe_glynn
 from coalmine.evidence.gauges.gauged_rounds import GaugedRounds
-from coalmine.evidence.gauges.gaussian import _cell_probabilities, anscombe_glynn
+from coalmine.evidence.gauges.gaussian import _cell_probabilities
 from coalmine.evidence.gauges.repetition import Repetition, _agreement
 from coalmine.evidence.gauges.shared_draws import repeated_share
 from coalmine.measure.noise_law import (

@@ -45,7 +45,7 @@ from flwr.serverapp.strategy import (  # noqa: E402
 )
 
 from coalmine import Claim, mechanism_epsilon  # noqa: E402
-from coalmine.canaries import rotation_numpy  # noqa: E402
+from coalmine.canaries.rotation_rows import RowRotation  # noqa: E402
 from coalmine.cli.compare import compare  # noqa: E402
 from coalmine.estimators.correlated import BandedNoise  # noqa: E402
 from coalmine.integrations.flower import Announcement, Observer, audited, canary_mod  # noqa: E402
@@ -539,11 +539,14 @@ def test_a_reply_of_another_size_is_rejected():
 
 @pytest.mark.parametrize("known_others", [True, False])
 def test_clients_and_server_need_few_transforms(known_others, monkeypatch):
-    """A canary client needs one; the server one per round, one to check canaries' replies, and two for known-others."""
-    counts = {"combine": 0, "products": 0}
+    """A canary client needs one; the server one per round, one to check canaries' replies, and one for known-others.
+
+    One transform takes the cosines of the release and of its residual.
+    """
+    counts = {"sums": 0, "products": 0}
 
     def counted(name):
-        real = getattr(rotation_numpy, name)
+        real = getattr(RowRotation, name)
 
         def call(*arguments):
             counts[name] += 1
@@ -552,7 +555,7 @@ def test_clients_and_server_need_few_transforms(known_others, monkeypatch):
         return call
 
     for name in counts:
-        monkeypatch.setattr(rotation_numpy, name, counted(name))
+        monkeypatch.setattr(RowRotation, name, counted(name))
     audit = small_audit()
     strategy = audited(server_side(REAL + CANARIES), audit=audit, mode="client", seed=SEED, known_others=known_others)
     each, app = [], client_app([canary_mod])
@@ -566,8 +569,8 @@ def test_clients_and_server_need_few_transforms(known_others, monkeypatch):
     small_run(strategy, LoopGrid(client, nodes()), rounds=1)
     assert len(each) == REAL + CANARIES
     for node, taken in each:
-        assert taken == {"combine": int("canary-id" in node), "products": 0}
-    assert counts == {"combine": CANARIES + 1 + known_others, "products": 1 + known_others}
+        assert taken == {"sums": int("canary-id" in node), "products": 0}
+    assert counts == {"sums": CANARIES + 1 + known_others, "products": 1}
 
 
 @pytest.mark.parametrize(("mode", "canaries"), [("client", range(REAL, REAL + CANARIES)), ("extra", CANARIES)])

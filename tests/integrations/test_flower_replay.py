@@ -39,7 +39,7 @@ def trained(strategy, *mods, audit=None, rounds=3, mode="client", norm=3.0, exam
     more = {"seed": SEED} if mode == "client" else {}
     audited = AuditedStrategy(strategy, audit or small_audit(), mode, **more | settings)
     grid = LoopGrid(client_app([*mods, canary_mod], update_norm=norm, examples=examples), nodes())
-    audited.trained = small_run(audited, grid, rounds=rounds)
+    audited.trained = small_run(audited, grid, rounds=rounds)  # type: ignore[attr-defined]
     return audited
 
 

@@ -152,7 +152,7 @@ def test_views_that_nobody_has_are_refused():
     with pytest.raises(ValueError, match="needs canaries that clients send: mode 'client', got 'extra'"):
         audited(fedavg(), initial_arrays(SMALL), mode="extra", views=["server"], **few)
     with pytest.raises(TypeError, match="views"):
-        Observer(None, clip_norm=1.0, views=["server"])
+        Observer(None, clip_norm=1.0, views=["server"])  # type: ignore[call-arg, arg-type]
 
 
 def test_a_view_without_a_claim_is_measured_only():

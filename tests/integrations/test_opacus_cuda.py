@@ -94,7 +94,7 @@ def test_parameters_without_a_gradient_are_named_although_nothing_waits_for_the_
         optimizer.audit.finish()
 
 
-class Middle(torch.nn.Module):
+class Middle(torch.nn.Module):  # type: ignore[name-defined]
     """Dropout, whose masks come from the GPU's generator; rows see each other if `coupled`."""
 
     def __init__(self, net, *, coupled):

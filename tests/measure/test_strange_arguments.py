@@ -44,8 +44,27 @@ def test_a_tensor_whose_numbers_cannot_be_read_is_refused(name):
         audit().observe_round(1, torch.ones(DIM), others=make(), present=[0])
     with pytest.raises(ValueError, match=f"^model must be a plain array, got .*{advice}$"):
         audit().observe_final(make())
-    with pytest.raises(ValueError, match=f"^weights must be a plain array, got .*{advice}$"):
+
+
+@pytest.mark.parametrize(
+    ("make", "advice"),
+    [
+        (STRANGE["fake"][0], "a fake tensor"),
+        (STRANGE["float8"][0], "to hold a canary, got torch.float8_e5m2; convert it"),
+    ],
+)
+def test_a_model_that_cannot_hold_canaries_is_refused(make, advice):
+    with pytest.raises(ValueError, match=f"^weights must be .*{advice}"):
         Audit.for_model({"weights": make()}, canaries=10, seed=b"0123456789abcdef", delta=1e-5)
+
+
+def test_a_model_may_hold_a_tensor_that_is_still_to_be_negated():
+    model = {"weights": negated()}
+    audit = Audit.for_model(model, canaries=10, seed=b"0123456789abcdef", delta=1e-5)
+    audit.observe_round(1, model, present=[0])
+    plain = Audit.for_model(model, canaries=10, seed=b"0123456789abcdef", delta=1e-5)
+    plain.observe_round(1, {"weights": model["weights"].resolve_neg()}, present=[0])
+    np.testing.assert_array_equal(next(audit.log.rounds()).cosines, next(plain.log.rounds()).cosines)
 
 
 def test_canaries_cannot_be_made_of_8_bit_floats():

@@ -74,6 +74,7 @@ def test_a_run_is_verified_and_a_resumed_one_keeps_what_it_committed_to(tmp_path
     training_run.resume(tmp_path)
     after = json.loads((tmp_path / "result.json").read_text())
     assert after == before
+    monkeypatch.undo()
     seed = DEMO_SEED + config().seed
     checks = verify_run(tmp_path, seed, model=tmp_path / "model.npy")
     assert {check.name for check in checks if check.held is not True} == {"seed", "commitment date", "log date"}

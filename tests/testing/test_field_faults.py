@@ -1,5 +1,7 @@
 """Faults of public packages, each written again in a few lines: none of them passes. A first trial had passed them."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -18,7 +20,7 @@ def clipped(rows, norm=1.0):
 
 def gradients_never_cleared(rng):
     """deepee 0.1.9, its standard loop: each replica's gradient is added to that of the steps before, then clipped."""
-    kept = [0.0]
+    kept: list[Any] = [0.0]
 
     def release(rows):
         kept[0] = clipped(kept[0] + rows)  # the clip changes the gradients in place

@@ -31,7 +31,8 @@ def checked_length(name: str, vector: Any, dim: int) -> None:
     tensor, plain = is_tensor(vector), isinstance(vector, np.ndarray)
     if not tensor and not plain and not is_device_jax(vector):
         raise WrongTypeError(f"{name} must be a numpy array, a torch tensor or a jax array, got {short_repr(vector)}")
-    if problem := arrays_of(vector).unreadable(vector):
+    readable = arrays_of(vector)
+    if problem := readable.unreadable_row(vector) if tensor else readable.unreadable(vector):
         raise ValueError(f"{name} must be a plain array, got {problem}")
     if tuple(vector.shape) != (dim,):
         raise ValueError(f"{name} must be one row of dim = {dim} numbers, got shape {tuple(vector.shape)}")

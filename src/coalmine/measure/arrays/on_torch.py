@@ -31,11 +31,16 @@ def unreadable(array: Any) -> str | None:
         return "a tensor on the meta device, which has no numbers"
     if array.is_quantized:
         return "a quantized tensor: call .dequantize() first"
+    return "a fake tensor, which has no numbers" if type(array).__name__ == "FakeTensor" else None
+
+
+def unreadable_row(array: Any) -> str | None:
+    """Why the numbers of a flat vector cannot be read as they are; None if they can."""
+    if problem := unreadable(array):
+        return problem
     if array.dtype.is_floating_point and array.dtype.itemsize < SMALLEST_FLOAT:
         return f"a tensor of {array.dtype}: call .float() first"
-    if array.is_neg():
-        return "a tensor that is still to be negated: call .resolve_neg() first"
-    return "a fake tensor, which has no numbers" if type(array).__name__ == "FakeTensor" else None
+    return "a tensor that is still to be negated: call .resolve_neg() first" if array.is_neg() else None
 
 
 def tensor(vector: Any, **options: Any) -> torch.Tensor:
