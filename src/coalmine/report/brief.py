@@ -127,9 +127,7 @@ def answers(result: AuditResult) -> Iterator[tuple[str, str]]:
         yield "claim", claim_words(result)
     if verdict is not None and verdict.outcome != PASS and not isinstance(verdict.finding, NothingClaimed):
         yield "why", why(result, verdict)
-    for label, text in _epsilons(top_row(result), claimed=_passed(result)):
-        other = label == "measured" and result.claim is not None and result.claim.moved > 1
-        yield label, text + "; for a client added or removed" * other
+    yield from _epsilons(top_row(result), claimed=_passed(result))
     if result.trainer.views:
         yield "views", "; ".join(f"{view.name}: {view.outcome or 'nothing claimed'}" for view in result.trainer.views)
     if result.records is not None:

@@ -5,7 +5,6 @@ every canary's reply is a round, whose release is that reply: what a client alon
 canary nodes, the release is the sum of all replies less those of its members, who know what they sent.
 """
 
-import math
 import re
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping
@@ -17,7 +16,6 @@ from flwr.app import Message
 
 from coalmine.argument_checks import positive, short_repr
 from coalmine.audit import Audit
-from coalmine.estimators.mechanism import mechanism_epsilon, mechanism_noise
 from coalmine.evidence.ladder import most_presentations
 from coalmine.integrations.flower.claims import read_claim
 from coalmine.integrations.flower.sent_round import SentRound, only_record
@@ -60,20 +58,14 @@ class View(FrameworkAudit):
 
     def seen(self, result: AuditResult) -> SeenView:
         """The result in few words, for that of the whole run."""
-        verdict, row, moved = result.verdict, result.headline, 1.0 if result.claim is None else result.claim.moved
-        measured = None if row is None else row.epsilon
-        if (
-            measured is not None and moved > 1 and math.isfinite(measured) and measured > 0
-        ):  # rungs measure one clip norm
-            noise = mechanism_noise(measured, delta=self.settings.delta)
-            measured = float(mechanism_epsilon(noise / moved, delta=self.settings.delta))
+        verdict = result.verdict
         return SeenView(
             name=self.name,
             sees=self.sees,
             outcome=None if verdict is None else str(verdict.outcome),
             reason=None if verdict is None else verdict.finding.plain(),
             claimed=None if result.claim is None else result.claim.epsilon,
-            measured=measured,
+            measured=result.epsilon,
         )
 
     def _std(self, clip_norm: float, clients: int = 1) -> float | None:
