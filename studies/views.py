@@ -161,9 +161,10 @@ def tables() -> dict[str, str]:
         mine = [record for record in read() if record["row"] == name]
         if mine:
             counts = [sum(record["verdict"] == verdict for record in mine) for verdict in ("PASS", "VIOLATION")]
-            middle = float(np.median([record["epsilon"] for record in mine]))
+            measured = [record["epsilon"] for record in mine if record["epsilon"] is not None]
+            middle = f"{np.median(measured):.3g}" if measured else "–"
             covered = str(sum(record["covers"] for record in mine)) if row.honest else "–"
-            cells = [name, f"{row.canaries:,}", str(len(mine)), f"{row.claim:.3g}", f"{middle:.3g}", covered]
+            cells = [name, f"{row.canaries:,}", str(len(mine)), f"{row.claim:.3g}", middle, covered]
             lines[NAMED[bool(row.colluding)]].append(cells + [str(count) for count in counts])
     return {name: markdown_table(table) for name, table in lines.items()}
 

@@ -299,8 +299,9 @@ def test_the_result_lists_every_item(monkeypatch):
     strategy = audited(server_side(REAL), audit=audit, mode="extra")
     small_run(strategy, LoopGrid(client_app(), nodes(canaries=0)))
     claim = finish_as_stated(strategy).claim
-    assert items == strategy.audit.items(claim)
-    assert {found.name for found in items} == {"clipping", "weights", "others", "tensors", "participations", "sampler"}
+    assert [found for found in items if found.name != "rows"] == strategy.audit.items(claim)
+    names = {"clipping", "weights", "others", "tensors", "participations", "sampler", "rows"}
+    assert {found.name for found in items} == names
 
 
 def test_an_observer_lists_what_it_cannot_check(monkeypatch):
