@@ -167,6 +167,7 @@ def test_an_edited_record_of_the_log_is_refused(honest, tmp_path, share):
         shutil.rmtree(path)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("file", ["model.npy", "initial.npy", "config.toml", "audit/rounds.log"])
 def test_a_flipped_bit_is_refused(run, file):
     noted, whole = digests(run), (run / file).read_bytes()

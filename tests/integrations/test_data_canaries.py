@@ -152,6 +152,7 @@ def test_canaries_that_nobody_inserted_are_refused():
         audited(optimizer, model, data_canaries=3, **common)
 
 
+@pytest.mark.full
 def test_a_trainer_passes_data_canaries_on(tmp_path):
     pytest.importorskip("transformers")
     pytest.importorskip("peft")

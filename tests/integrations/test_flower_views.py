@@ -134,6 +134,7 @@ def test_a_coalition_knows_its_own_share_of_the_noise():
     assert strict.audit.views.results["coalition(20)"].verdict.outcome == "VIOLATION"
 
 
+@pytest.mark.full
 def test_views_resume_with_the_training(tmp_path):
     whole = trained([local(1.0)], ["server"], directory=tmp_path / "whole", rounds=3)
     whole.audit.finish()

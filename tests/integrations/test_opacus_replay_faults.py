@@ -11,9 +11,11 @@ from torch import nn  # noqa: E402
 
 from coalmine.verdict.findings.rows import RowAboveClaim, RowMovesOthers, RowMovesTooMuch  # noqa: E402
 
-pytestmark = pytest.mark.filterwarnings(*WARNINGS, "ignore:.*torch.jit", "ignore:The .grad attribute of a Tensor")
+pytestmark = [
+    pytest.mark.filterwarnings(*WARNINGS, "ignore:.*torch.jit", "ignore:The .grad attribute of a Tensor"),
+    pytest.mark.full,
+]
 BARRED = RowAboveClaim | RowMovesTooMuch | RowMovesOthers
-full = pytest.mark.full
 
 
 @pytest.fixture(autouse=True)
@@ -73,9 +75,7 @@ class Counts(nn.Module):
         return x
 
 
-@pytest.mark.parametrize(
-    "place", ["attribute", pytest.param("buffer", marks=full), "list", pytest.param("dictionary", marks=full)]
-)
+@pytest.mark.parametrize("place", ["attribute", "buffer", "list", "dictionary"])
 def test_state_that_a_later_step_reads_bars_a_pass_wherever_it_is_kept(place):
     found = Run(mlp(lambda: Remembers(place)))
     assert len(found.replayed.leaks) == 1
@@ -135,7 +135,6 @@ class Recurrent(nn.Module):
         return self.head(x), torch.stack(states)
 
 
-@full
 def test_an_output_with_another_first_axis_cannot_be_replayed_without_the_loss():
     def loss(model, rows, labels):
         logits, states = model(rows)
@@ -240,7 +239,6 @@ def balance_after_clip(run, weight):
     return change
 
 
-@full
 def test_a_loss_for_balance_outside_of_the_clip_is_refuted():
     for weight, status in ((1.0, "failed"), (0.0, "checked")):
         held = []
@@ -276,7 +274,6 @@ def ignoring_by_row(model, rows, labels):
     return (each.sum(1) / (rows > 0).sum(1).clamp(min=1)).mean()
 
 
-@full
 def test_a_mean_over_all_tokens_that_are_not_ignored_is_seen_with_the_loss():
     options = {"data": tokens(), "more": {"max_grad_norm": 1.2}, "planned": 10_000}  # few gradients are longer
     found = Run(Labels, loss=ignoring, replay=lambda model, batch: ignoring(model, *batch), **options)
@@ -286,7 +283,6 @@ def test_a_mean_over_all_tokens_that_are_not_ignored_is_seen_with_the_loss():
     assert honest.item.status == "checked"
 
 
-@full
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_a_compiled_part_of_a_model_is_honest_and_does_not_hide_a_fault(backend):
     """The wrapped model's own hooks stay outside of what is compiled."""
