@@ -43,6 +43,7 @@ from hostile_clients import CLIENT, HostileGrid, each  # noqa: E402
 
 from coalmine.integrations.flower import Announcement, Observer, audited, canary_mod  # noqa: E402
 from coalmine.integrations.flower.arrays import RecordLayout  # noqa: E402
+from coalmine.integrations.flower.replies import LONGEST  # noqa: E402
 
 pytestmark = [pytest.mark.full, pytest.mark.usefixtures("quiet_flower")]
 
@@ -375,7 +376,7 @@ def test_one_client_cannot_pretend_that_the_order_is_wrong():
     strategy = audited(server_side(COUNT), audit=small_audit(), seed=SEED)
     small_run(strategy, HostileGrid(client_app([canary_mod]), nodes(), CLIENT, attack))
     assert {each.node for each in strategy.dropped} == {CLIENT}
-    assert all(each.why.isprintable() and len(each.why) <= 160 for each in strategy.dropped)
+    assert all(each.why.isprintable() and len(each.why) <= LONGEST for each in strategy.dropped)
     assert {item.present.size for item in strategy.audit.log.rounds()} == {CANARIES}
 
 

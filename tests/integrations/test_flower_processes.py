@@ -24,10 +24,10 @@ from coalmine.verification import verify_run  # noqa: E402
 EXAMPLE_SEED = b"insecure"
 
 
-def assert_verifies(home):
-    """Check that verification fails nowhere; checks against digests noted elsewhere are not made."""
+def assert_verifies(home, but=frozenset()):
+    """Check that verification fails nowhere but there; checks against digests noted elsewhere are not made."""
     checks = {check.name: check.held for check in verify_run(home, EXAMPLE_SEED, model=home / "model.npy")}
-    assert False not in checks.values(), checks
+    assert {name for name, held in checks.items() if held is False} == but, checks
     assert {checks[name] for name in ("commitment", "cosines", "result")} == {True}, checks
 
 
@@ -98,7 +98,7 @@ def test_a_deployment_survives_a_node_killed_in_mid_round(tmp_path):
     assert "the audit missed something" in log
     assert done + 1 in statistics_of(result)["residual"]["flagged"]  # noise for three replies, average over two
     assert result["verdict"] != "PASS"  # the claim is for five rounds: how many ran decides whether it is refuted
-    assert_verifies(home)
+    assert_verifies(home, {"rounds"})  # nine were planned, and verify says how many are missing
 
 
 @pytest.mark.full

@@ -267,7 +267,7 @@ def test_three_ranks_work_with_an_empty_shard(tmp_path):
     """The head has four rows, so the third rank's shard of it is empty."""
     scenarios = {mode: ("train", {"mode": mode, **EVERYBODY}) for mode in ("hooks", "fsdp2")}
     for mode, each in run(tmp_path, scenarios, size=3).items():
-        assert [each[1], each[2]] == [None, None]
+        assert ["rank 0 holds the result" in str(each[rank]) for rank in (1, 2)] == [True, True]
         assert each[0]["verdict"] == "PASS", (mode, each[0]["text"])
 
 

@@ -34,8 +34,8 @@ class KeptModels:
             )
 
     def final(self, model: Any, initial: Any) -> Final:
-        """The record of the final model. After a restart, the initial one is read from the directory."""
-        home = self._run.directory
+        """The record of the final model. After a restart, the initial one is read from the directory, by one process."""
+        home = None if self._ranks.several else self._run.directory
         if initial is None and home is not None and self._run.statement.initial_sha256 is not None:
             row = read_initial(home.path / INITIAL, self._settings.dim)
             kept = row is not None and model_sha256(row) == self._run.statement.initial_sha256

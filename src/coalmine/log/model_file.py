@@ -13,6 +13,7 @@ from coalmine.measure.ranks import Ranks
 from coalmine.measure.round import Singles
 from coalmine.measure.vectors import shared_sha256
 
+STRETCH = 2**18  # numbers
 INITIAL, FINAL = "initial.npy", "model.npy"  # in the run directory
 
 
@@ -28,8 +29,8 @@ def model_digest(pieces: Iterable[Singles], ranks: Ranks, *, sharded: bool, dim:
             return ""
         digest = hashlib.sha256()
         if path is None or sharded:
-            for piece in pieces:
-                digest.update(_bytes(piece))
+            for data in _stretches(pieces):
+                digest.update(data)
         else:
             remove_drafts(path)
             write_atomically(path, _npy(pieces, dim, digest))
@@ -47,8 +48,11 @@ def read_initial(path: Path, dim: int) -> Any:
     return np.array(row) if row.shape == (dim,) and row.dtype == np.float32 else None
 
 
-def _bytes(piece: Singles) -> bytes:
-    return np.ascontiguousarray(piece, dtype="<f4").tobytes()
+def _stretches(pieces: Iterable[Singles]) -> Iterator[bytes]:
+    """The numbers as bytes, a few at a time: a piece may be as large as the model."""
+    for piece in pieces:
+        for at in range(0, len(piece), STRETCH):
+            yield np.ascontiguousarray(piece[at : at + STRETCH], dtype="<f4").tobytes()
 
 
 def _npy(pieces: Iterable[Singles], dim: int, digest: Any) -> Iterator[bytes]:
@@ -56,7 +60,6 @@ def _npy(pieces: Iterable[Singles], dim: int, digest: Any) -> Iterator[bytes]:
     header = io.BytesIO()
     np.lib.format.write_array_header_1_0(header, {"descr": "<f4", "fortran_order": False, "shape": (dim,)})
     yield header.getvalue()
-    for piece in pieces:
-        data = _bytes(piece)
+    for data in _stretches(pieces):
         digest.update(data)
         yield data

@@ -224,13 +224,14 @@ class BlockMeasurer(Measurer[MeasuredBlocks]):
 
     def _layer_squares(self, rows: Rows, first: Rows | None = None) -> Floats:
         """Squared lengths of this process's part of each layer; with `first`, of the difference from it."""
-        stretches = [part for block in self._stretches for part in block]
-        parts = [rows[part.name][part.in_leaf] for part in stretches]
-        if first is not None:
-            others = [first[part.name][part.in_leaf] for part in stretches]
-            parts = [difference(one, other) for one, other in zip(parts, others, strict=True)]
+        together = [[part for block in self._stretches for part in block]]
         by_layer = np.zeros(len(self._settings.layers))
-        np.add.at(by_layer, [part.layer for part in stretches], host_numbers(squares_of(parts)))
+        for stretches in together if first is None else self._stretches:  # a difference takes memory, so block by block
+            parts = [rows[part.name][part.in_leaf] for part in stretches]
+            if first is not None:
+                others = [first[part.name][part.in_leaf] for part in stretches]
+                parts = [difference(one, other) for one, other in zip(parts, others, strict=True)]
+            np.add.at(by_layer, [part.layer for part in stretches], host_numbers(squares_of(parts)))
         return by_layer
 
     def _sums(self, name: str, gather: Callable[[int], Any] | None) -> VectorSums:
