@@ -1,6 +1,6 @@
 """Views of a federation: honest local and distributed noise must pass, and no fault at the clients may hide.
 
-    python -m studies.views                     100 seeds in each row; about half an hour on one core
+    python -m studies.views                     100 seeds in each row; about an hour on one core
     python -m studies.views --seeds 10          at most ten seeds in each row
     python -m studies.views --write-docs        write the tables of docs/evidence/flower.md from finished runs
 
