@@ -22,6 +22,7 @@ NOTEBOOK = Path(__file__).parents[1] / "docs" / "tutorial" / "notebook.ipynb"
 def run_cells(notebook: Path = NOTEBOOK) -> tuple[dict[str, Any], list[list[dict[str, Any]]]]:
     """Run the code cells in order, and return the names that they define and the outputs of each cell."""
     mpl.use("agg", force=True)
+    plt.close("all")  # a figure that somebody left open is no output of a cell
     names: dict[str, Any] = {}
     cells = [cell for cell in json.loads(notebook.read_text())["cells"] if cell["cell_type"] == "code"]
     outputs = [_run("".join(cell["source"]), number, names) for number, cell in enumerate(cells, start=1)]

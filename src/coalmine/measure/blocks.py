@@ -229,8 +229,7 @@ class BlockMeasurer(Measurer[MeasuredBlocks]):
         for stretches in together if first is None else self._stretches:  # a difference takes memory, so block by block
             parts = [rows[part.name][part.in_leaf] for part in stretches]
             if first is not None:
-                others = [first[part.name][part.in_leaf] for part in stretches]
-                parts = [difference(one, other) for one, other in zip(parts, others, strict=True)]
+                parts = [difference(one, first[at.name][at.in_leaf]) for one, at in zip(parts, stretches, strict=True)]
             np.add.at(by_layer, [part.layer for part in stretches], host_numbers(squares_of(parts)))
         return by_layer
 
